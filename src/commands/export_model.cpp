@@ -193,7 +193,8 @@ void export_model(const ExportOptions& options) {
   const Token end_of_text =
       tokenizer ? tokenizer->end_of_text() : end_of_text_of(options.checkpoint, config, options.end_of_text);
   const std::string json = exported_config(options.checkpoint, config, header.progress.step, end_of_text,
-                                           tokenizer ? tokenizer->record() : header.tokenizer, options.bf16);
+                                           tokenizer ? tokenizer->record() : header.tokenizer,
+                                           options.bf16 ? ExportedType::bf16 : ExportedType::fp32);
   require_empty(options);
   warn_of_dot(options.directory);
   make_directories(options.directory, ExitCode::output);

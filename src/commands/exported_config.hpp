@@ -20,10 +20,13 @@ std::span<const char* const> keys_of_first_weights();
 /// names, as "model.key = value"; empty where there is none. model.residual chooses the Python file.
 std::string unread_key(const Config& config, std::span<const char* const> read);
 
+/// Type of the matrices and tables of an exported model. Learned scalars are fp32.
+enum class ExportedType { fp32, bf16 };
+
 /// The file's text for the model of `checkpoint`, as it is before `step`: windows, and with YaRN frequencies, are those
 /// of a validation at that step. Throws Error(usage) where the Python files do not compute such a model.
 std::string exported_config(const std::string& checkpoint, const Config& config, long step, kernels::Token end_of_text,
-                            const TokenizerRecord& tokenizer, bool bf16);
+                            const TokenizerRecord& tokenizer, ExportedType type);
 
 /// What config.json says of a model.
 struct DescribedModel {

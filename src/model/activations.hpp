@@ -35,9 +35,6 @@
 
 namespace nanorun {
 
-/// What an op does with what its output holds.
-enum class Output { replaces, adds };
-
 /// RMS norm of a stream.
 template <class T>
 struct NormActivations {

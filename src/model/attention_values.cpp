@@ -46,7 +46,7 @@ ops::ValueResidual<T> AttentionValues<T>::forward(Stream stream, const Activatio
                                      parameters_.scalars(block_name(layer, "value_gate")));
     }
     ops::attention_scale_forward<T>(stream, a.value_source, saved.value_rows, gate(a, layer).value, model_.heads,
-                                    false);
+                                    kernels::Output::overwrite);
     if (plan.mudd) ops::mix_forward<T>(stream, a.value_source, mixes_.values(a, layer, a.value_source));
   }
   return value_mix(a, sequence, layer);
@@ -105,9 +105,9 @@ void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const 
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
-  const bool adds = plan.keeps_value_rows;  // to what the last mix has sent to the rows
+  // Kept rows have got a gradient from the last mix.
   ops::attention_scale_backward<T>(stream, a.d_value_rows[plan.value_table], gate.gradient, d_v, rows, gate.value,
-                                   model_.heads, adds);
+                                   model_.heads, kernels::accumulate_if(plan.keeps_value_rows));
 }
 
 template <class T>

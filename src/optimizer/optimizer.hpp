@@ -107,8 +107,9 @@ class Optimizer {
   std::vector<std::vector<const Owned*>> shape_batches() const;
   void clear_state();
   void initialise(const Owned& owned, std::int64_t seed);
-  bool leaves_others(const Bucket& bucket, bool keeps) const;
-  void clear_gradients(const Owned& owned, bool own_too);
+  bool leaves_others(const Bucket& bucket, long step) const;
+  enum class Parts { all, of_other_ranks };
+  void clear_gradients(const Owned& owned, Parts parts);
   void update_tables(Trace& trace, int lowest_layer, long step);
   bool tied_at(long step) const;
   void take_tied_gradients(Trace& trace);

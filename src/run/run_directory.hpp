@@ -46,11 +46,14 @@ class RunDirectory {
   /// run itself writes, Error(output) where something is there that begin() may not remove.
   void require_free_stop_file();
 
-  /// Collective. Makes the directory ready for a run that continues with what lies there, or, if `anew`, for one that
-  /// starts: a directory that an earlier run has left is then renamed to the first name of <directory>.1,
-  /// <directory>.2, ... that is free. Removes a stop file that is older than `seconds`, the time since this program
-  /// started. Returns lines for the log on rank 0. Throws Error(output) on all ranks alike.
-  std::vector<std::string> begin(bool anew, double seconds);
+  /// How a run takes over the directory.
+  enum class Start { resumed, anew };
+
+  /// Collective. Makes the directory ready for a run that is resumed with what lies there, or for one that starts anew:
+  /// a directory that an earlier run has left is then renamed to the first name of <directory>.1, <directory>.2, ...
+  /// that is free. Removes a stop file that is older than `seconds`, the time since this program started. Returns lines
+  /// for the log on rank 0. Throws Error(output) on all ranks alike.
+  std::vector<std::string> begin(Start start, double seconds);
 
   /// For rank 0, now and then and before anything is written. Where the directory or its lock was removed during the
   /// run, warns, makes it again and locks it. Where another run or a file lies there now, path() becomes the first name

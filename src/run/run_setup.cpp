@@ -36,7 +36,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       learner(config, comm, data.end_of_text(), {context.stream(), context.comm_stream(), context.upload_stream()}),
       checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config),
                   model_fingerprint(learner.table.layout())),
-      stop(config.stop, directory.stop_file(), comm.root()) {
+      stop(config.stop, comm.root() ? directory.stop_file() : "") {
   introduce();
   restore();
   const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
@@ -202,7 +202,8 @@ void RunSetup::check_outputs() {
 
 /// From here on what an earlier run has left changes.
 void RunSetup::take_over_directory() {
-  for (const std::string& line : directory.begin(!continues_here, context.seconds_since_start())) log.line(line);
+  const auto start = continues_here ? RunDirectory::Start::resumed : RunDirectory::Start::anew;
+  for (const std::string& line : directory.begin(start, context.seconds_since_start())) log.line(line);
   comm.together([&] {
     if (!comm.root()) return;
     for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);

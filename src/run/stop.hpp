@@ -31,9 +31,9 @@ StopReason received_signal();
 
 class StopMonitor {
  public:
-  /// Puts back the signal handlers that a library has replaced. Looks for `stop_file` at most once a second, and only
-  /// if `watches_file`.
-  StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
+  /// Puts back the signal handlers that a library has replaced. Looks for `stop_file` at most once a second; on
+  /// a rank that is not to look for it, it is empty.
+  StopMonitor(const StopConfig& config, std::string stop_file);
 
   /// What this rank sees between steps, `seconds` after the program started: a signal or the stop file.
   StopReason look(double seconds);
@@ -50,7 +50,6 @@ class StopMonitor {
 
   const StopConfig& config_;
   std::string stop_file_;
-  bool watches_file_;
   double next_look_ = 0;
   bool warned_ = false;
   bool taken_ = false;

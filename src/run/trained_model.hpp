@@ -29,11 +29,13 @@ std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 /// is.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
+enum class Warn : bool { no, yes };
+
 /// Throws Error(data) where the checkpoint `path` records another tokenizer than this one, which is read from the file
 /// `table`, or where its model has fewer tokens. Where the checkpoint records no tokenizer, but another vocabulary or
-/// end-of-text token, prints a warning if `warns`.
+/// end-of-text token, prints a warning if asked to.
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table, bool warns = true);
+                           const Tokenizer& tokenizer, const std::string& table, Warn warn = Warn::yes);
 
 /// What a Model is built from that only validates or continues text.
 struct TrainedWeights {

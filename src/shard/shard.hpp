@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/output_file.hpp"
 #include "src/comm/comm.hpp"
 #include "src/storage/bin_file.hpp"
 
@@ -50,8 +51,8 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
 /// For one rank. Copies a shard into a .bin file, which equals the one that the shard was made from; a shard of text
 /// gets a header without further words. Verifies what it copies. Written as FILE.partial, renamed when complete. Throws
-/// Error(data) for the shard, and Error(output) for `bin`, also where that exists and is not to be replaced by `force`.
-void export_shard(const std::string& shard, const std::string& bin, bool force = false);
+/// Error(data) for the shard, and Error(output) for `bin`, also where that exists and is not to be overwritten.
+void export_shard(const std::string& shard, const std::string& bin, Overwrite overwrite = Overwrite::no);
 
 /// The root attribute `format` of a file, by which the program's files say what they are; "" where it has none. Throws
 /// Error(data) where the file cannot be opened as HDF5.

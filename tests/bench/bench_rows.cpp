@@ -32,7 +32,7 @@ void rms_norm_backward(benchmark::State& state) {
   Tensor<bf16> d_x(tokens, width), out(tokens, width), d_out(tokens, width);
   Tensor<float> rstd(tokens);
   measure(state, 4 * narrow + 4.0 * tokens,
-          [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out, true); });
+          [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out, Output::accumulate); });
 }
 
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
@@ -129,7 +129,7 @@ void attention_input_backward(benchmark::State& state) {
   Tensor<float> d_q(tokens, width);
   Tensor<bf16> d_rows(tokens, width);
   Tensor<Token> ids(tokens);
-  ValueResidual<bf16> residual{lambda.data, false, {}, nullptr};
+  ValueResidual<bf16> residual{.lambda = lambda.data};
   ValueResidualGradients<bf16> d_residual{d_lambda.data, {}, {}};
   double bytes = 10 * narrow + 4.0 * tokens * (2 * heads + head_dim);
   if (state.range(0)) {

@@ -237,12 +237,15 @@ double validation_loss(Learner<Real>& learner, const nlohmann::json& golden, lon
   return sum / static_cast<double>(golden.at("validation_sequences").size());
 }
 
-void compare(const std::string& name, const Config& config, bool alive, const Tolerance& tolerance = {}) {
+/// Where the weights start: as the model says, many of them at zero, or none at zero.
+enum class Start { with_zeros, alive };
+
+void compare(const std::string& name, const Config& config, Start start, const Tolerance& tolerance = {}) {
   SKIP_WITHOUT_HEADS_OF_128(config)
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
   training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());
-  if (alive) make_alive(training);
+  if (start == Start::alive) make_alive(training);
   const ParameterTable& table = training.table;
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / 2; };
@@ -476,14 +479,14 @@ TEST(Record89, HellaSwag) {
   EXPECT_EQ(score.by_mean, golden.at("right_by_mean"));
 }
 
-TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), false); }
-TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", blocks_config(), true); }
+TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), Start::with_zeros); }
+TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", blocks_config(), Start::alive); }
 TEST(Record89, BlocksWithHeadsOf128) {
-  compare("record89_blocks_wide", wide_config(), true, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
+  compare("record89_blocks_wide", wide_config(), Start::alive, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
 }
 TEST(Record89, BlocksWithFp8Mlp) { compare_fp8(); }
-TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), false); }
-TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), true); }
+TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), Start::with_zeros); }
+TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), Start::alive); }
 
 }  // namespace
 }  // namespace nanorun

@@ -125,10 +125,11 @@ struct Fixture : Learner<double> {
     config.window.first = config.window.last = window;
     return model.validate(trace, Sequence::of(tokens), 0);
   }
-  double forward_backward(int window, bool add = false) {
+  double forward_backward(int window, kernels::Output output = kernels::Output::overwrite) {
     config.window.first = config.window.last = window;
     const DeviceSequence sequence = model.upload(trace, Sequence::of(tokens), windows_at(config, 0));
-    model.forward_backward(trace, sequence, 0, {add, add});
+    const bool accumulate = output == kernels::Output::accumulate;
+    model.forward_backward(trace, sequence, 0, {.matrices = accumulate, .others = accumulate});
     model.loss().collect({});
     return model.loss().value() / config.train.length;
   }
@@ -150,10 +151,13 @@ struct Fixture : Learner<double> {
   std::vector<kernels::Token> tokens;
 };
 
+enum class At { initial_weights, disturbed_weights };
+
 /// `silent` names a tensor whose gradient must be exactly zero.
-void check_all_gradients(const Config& config, int window, const std::string& silent = "", bool disturbed = false) {
+void check_all_gradients(const Config& config, int window, At at = At::initial_weights,
+                         const std::string& silent = "") {
   Fixture f(config);
-  if (disturbed) f.disturb();
+  if (at == At::disturbed_weights) f.disturb();
   EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
   for (const Parameter& p : f.table.parameters()) {
     if (p.group == Group::fixed) continue;
@@ -176,7 +180,7 @@ void check_all_gradients(const Config& config, int window, const std::string& si
 
 TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
   // Layer 0 interpolates between v and v itself, so its value mix has no effect.
-  check_all_gradients(record13_features(), 192, "block.0.value_mix");
+  check_all_gradients(record13_features(), 192, At::initial_weights, "block.0.value_mix");
 }
 
 TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
@@ -196,11 +200,11 @@ TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
 
 TEST(Model, GradientsOfRecord89FeaturesMatchFiniteDifferences) {
   // The table of signs is fixed.
-  check_all_gradients(record89_features(), 96, "", true);
+  check_all_gradients(record89_features(), 96, At::disturbed_weights);
 }
 
 TEST(Model, GradientsOfRecord81FeaturesMatchFiniteDifferences) {
-  check_all_gradients(record81_features(), 96, "", true);
+  check_all_gradients(record81_features(), 96, At::disturbed_weights);
 }
 
 /// Record 89's stream with few mechanisms beside it.
@@ -352,7 +356,7 @@ TEST(Model, GradientsAddUpOverSequences) {
   std::ranges::fill(f.gradients.span(), std::numeric_limits<double>::quiet_NaN());  // what the first one replaces
   f.forward_backward(128);
   const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
-  f.forward_backward(128, true);
+  f.forward_backward(128, kernels::Output::accumulate);
   for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
 }
 
@@ -373,7 +377,9 @@ Config one_attention() {
   return config;
 }
 
-TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) { check_all_gradients(one_attention(), 96, "", true); }
+TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) {
+  check_all_gradients(one_attention(), 96, At::disturbed_weights);
+}
 
 /// Most gradients of streams are not cleared: what is sent to them first overwrites them.
 TEST(Model, GradientsDependOnNoEarlierPass) {
