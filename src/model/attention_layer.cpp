@@ -14,10 +14,10 @@ template <class T>
 void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> out, Output output,
                                 int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
-  const auto value_mix = values_.forward(stream, a, feed.sequence, layer);
+  const ops::ValueResidual<T> residual = values_.forward(stream, a, feed.sequence, layer);
   ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, saved.norm.n,
                                        parameters_.weight(block_name(layer, "qkv")), rotary(feed, a.plan[layer]),
-                                       value_mix, model_.norm_eps);
+                                       residual, model_.norm_eps);
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, a.plan[layer]);
   ops::attention_forward<T>(stream, saved.y, saved.lse, in, mask, a.workspace);
@@ -56,10 +56,10 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
     d_v_extra = {};
   }
   values_.backward(stream, a, feed.sequence, d_v, layer);
-  ops::attention_input_backward<T>(stream, a.d_qkv, values_.value_mix_gradients(a, layer),
+  ops::attention_input_backward<T>(stream, a.d_qkv, values_.residual_gradients(a, layer),
                                    saved.qkv.col_block(0, 2 * width), saved.rstd_qk,
                                    saved.qkv.col_block(2 * width, width), a.d_q, d_k, d_v, d_v_extra, rotary,
-                                   values_.value_mix(a, feed.sequence, layer));
+                                   values_.residual(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), a.d_qkv, saved.norm.n,
                                  d_matrices);

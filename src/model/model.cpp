@@ -231,12 +231,12 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
   return {block.mlp.d_x, mixes_.attention_residual(layer)};
 }
 
-/// With MUDD the norm of a last mix, else of the last block's output.
+/// The norm of a last mix, or of the last block's output.
 template <class T>
 void Model<T>::final_norm_forward(Activations<T>& a) {
   const int layers = config_.model.layers;
   coefficients_.forward(stream_, a.coefficients, layers, a.layer_input(layers));
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     mix_norm(a.x_last, a.final_norm, mixes_.last(a));
   } else {
     norm(a.final_norm, a.layer_input(layers));
@@ -247,7 +247,7 @@ template <class T>
 void Model<T>::final_norm_backward(Activations<T>& a) {
   const int layers = config_.model.layers;
   ops::NormGradient<T> d_norm = through(a.final_norm, a.d_final_norm);
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     d_norm.is_only_path = true;
     ops::mix_backward<T>(stream_, {.d_out = a.d_x, .norm = d_norm}, mixes_.last(a));
     coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.layer_input(layers));

@@ -135,7 +135,7 @@ MixTerms<T> StreamMixes<T>::values(const Activations<T>& a, int layer, Mat<T> va
 template <class T>
 MixTerms<T> StreamMixes<T>::last(const Activations<T>& a) const {
   MixTerms<T> terms;
-  if (!model_.mudd) return terms;
+  if (!a.plan.back().enters_last_mix) return terms;
   terms.add(a.layer_input(model_.layers), a.d_x);
   add_layer_input(terms, a, 0, "mudd.last.first").overwrites = true;
   add_layer_input(terms, a, late_input(), "mudd.last.late").overwrites = true;

@@ -63,7 +63,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       transfers_(buckets_.size(), comm, rows, stream),
       tied_head_(config, table, buckets_),
       slabs_(buckets_, stream),
-      period_(common_period(table.buckets(), [this](Group group) { return rules_.of(group).period(); })) {
+      period_(common_period(config, table)) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   for (const Owned& owned : buckets_) owned.rule->adopt(table, owned, comm.size());

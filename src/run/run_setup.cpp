@@ -14,12 +14,12 @@ namespace nanorun {
 
 namespace {
 
-/// Whether gradients of the checkpoint still wait for Adam's update. Files below version 4 do not say it: there they do
+/// Whether gradients of the checkpoint still wait for an update. Files below version 4 do not say it: there they do
 /// within a period of their deck, or of this run's where that cannot be read.
-bool gradients_wait(const CheckpointHeader& header, const Config& config) {
+bool gradients_wait(const CheckpointHeader& header, const Config& config, const ParameterTable& table) {
   if (header.version > 3) return header.progress.gradients_wait;
-  int period = config.optimizer.adam_period;
-  quietly([&] { period = parse_deck(header.deck, "", {}).optimizer.adam_period; });
+  int period = common_period(config, table);
+  quietly([&] { period = common_period(parse_deck(header.deck, "", {}), table); });
   return header.progress.step % period != 0;
 }
 
@@ -131,7 +131,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
-  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config));
+  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config, learner.table));
   if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
     throw Error(ExitCode::checkpoint,
                 fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
