@@ -9,6 +9,7 @@
 
 #include "src/commands/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/record89_mechanisms.hpp"
 #include "tests/support/tiny_training.hpp"
 
 namespace nanorun {
@@ -16,45 +17,26 @@ namespace {
 
 const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 
-ModelConfig blocks_model() {
-  ModelConfig m;
+/// Record 89's model, smaller.
+void set_model(Config& config) {
+  add_record89_mechanisms(config);
+  ModelConfig& m = config.model;
   m.vocabulary = 61;
   m.width = 48;
   m.heads = 6;
   m.head_dim = 8;
-  m.layers = 11;
   m.norm_eps = 0x1p-23;
-  m.layers_without_attention = {6};
   m.attention_scale = 0.1;
-  m.softcap = 23;
-  m.softcap_kind = kernels::SoftcapKind::sigmoid;
-  m.softcap_shift = 5;
-  m.softcap_width = 7.5;
   m.init_scale = 0.8660254037844386;
   m.zero_attention_outputs = false;
   m.init_embedding = 0.005;
   m.init_value_embedding = 0.01;
   m.tied_head = true;
-  m.residual = Residual::scaled;
-  m.value_path = ValuePath::gated_embeddings;
-  m.value_layers = {1, 2, 8, 9, 10};
-  m.smear = true;
   m.bigram_rows = 79000;
   m.bigram_sign_rows = 16;
-  m.skip_from = 3;
-  m.skip_to = 6;
-  m.attention_source = 7;
-  m.paired_layers = {0, 2, 5, 9};
-  m.xsa_layers = {1, 3, 4, 7};
-  m.gated_layers = {3, 10};
-  m.key_offset_layers = {3, 10};
-  m.composed_layers = {10};
   m.composition_window = 10;
-  m.gate_nets = true;
   m.coefficient_width = 16;
-  m.mudd = true;
   m.yarn = true;
-  return m;
 }
 
 /// record_groups() of record89/config.py.
@@ -81,9 +63,7 @@ void add_groups(Config& config) {
 
 Config blocks_config() {
   Config config;
-  config.model = blocks_model();
-  config.window.layers = "SSSLSSSSSSL";
-  config.window.kind = WindowKind::tokens_before;
+  set_model(config);
   config.train.steps = 20;
   config.train.sequences = 2;
   config.train.extension_steps = 2;

@@ -9,6 +9,7 @@
 
 #include "src/config/schedule.hpp"
 #include "tests/support/learner.hpp"
+#include "tests/support/record89_mechanisms.hpp"
 
 namespace nanorun {
 namespace {
@@ -49,40 +50,18 @@ Config record21_features() {
   return config;
 }
 
-/// Eleven layers with every mechanism of record 89 in the place that it has there.
 Config record89_features() {
   Config config = small_config();
+  add_record89_mechanisms(config);
   ModelConfig& model = config.model;
   model.heads = 4;
   model.head_dim = 8;
-  model.layers = 11;
   model.norm_eps = 1.1920928955078125e-07;
-  model.layers_without_attention = {6};
   model.attention_scale = 0.3;
-  model.softcap = 23;
-  model.softcap_kind = kernels::SoftcapKind::sigmoid;
-  model.softcap_shift = 5;
-  model.softcap_width = 7.5;
-  model.residual = Residual::scaled;
-  model.value_path = ValuePath::gated_embeddings;
-  model.value_layers = {1, 2, 8, 9, 10};
-  model.smear = true;
   model.bigram_rows = 300;
   model.bigram_sign_rows = 64;
-  model.skip_from = 3;
-  model.skip_to = 6;
-  model.attention_source = 7;
-  model.paired_layers = {0, 2, 5, 9};
-  model.xsa_layers = {1, 3, 4, 7};
-  model.gated_layers = {3, 10};
-  model.key_offset_layers = {3, 10};
-  model.composed_layers = {10};
   model.composition_window = 48;
-  model.gate_nets = true;
   model.coefficient_width = 8;
-  model.mudd = true;
-  config.window.layers = "SSSLSSSSSSL";
-  config.window.kind = WindowKind::tokens_before;
   config.window.quantum = 32;
   config.train.length = config.validation.length = 256;
   return config;
