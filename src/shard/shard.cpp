@@ -233,7 +233,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     });
     plans = plan_encoded(comm, options);
   } else if (options.text) {
-    plans = plan_text(comm, options);
+    plans = plan_bytes(comm, options);
   } else if (options.synthetic > 0) {
     comm.together([&] { plans = plan_synthetic(options); });
   } else {
