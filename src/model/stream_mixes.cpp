@@ -218,8 +218,12 @@ void StreamMixes<T>::add_injection(MixTerms<T>& terms, const Activations<T>& a, 
 template <class T>
 ops::MixCoefficient<T> StreamMixes<T>::injection(const Activations<T>& a, int layer, Injected injected) const {
   const std::string column = fmt::format("injection.{}.{}", layer, injected == Injected::x0 ? "x0" : "bigram");
-  if (coefficients_.has(column)) return {true, {}, coefficients_.factor(a.coefficients, column)};
-  return {true, parameters_.factor(block_name(layer, "injection"), static_cast<int>(injected)), {}};
+  if (coefficients_.has(column)) {
+    return {.present = true, .scalar = {}, .per_token = coefficients_.factor(a.coefficients, column)};
+  }
+  return {.present = true,
+          .scalar = parameters_.factor(block_name(layer, "injection"), static_cast<int>(injected)),
+          .per_token = {}};
 }
 
 template <class T>

@@ -123,7 +123,8 @@ void shared_streams_backward(benchmark::State& state) {
     list[m].g = Mat<bf16>(g).row_block(m * tokens, tokens);
     for (int i = 0; i < 2; ++i) {
       const int column = 2 * m + i;
-      list[m].coefficient[i] = {true, {}, {gates.data + column, d_gates.data + column, 2 * mixes}};
+      list[m].coefficient[i] = {
+          .present = true, .scalar = {}, .per_token = {gates.data + column, d_gates.data + column, 2 * mixes}};
     }
   }
   measure(state, (mixes + 4) * narrow + 3.0 * 4 * 2 * mixes * tokens, [&] {

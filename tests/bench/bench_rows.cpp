@@ -38,7 +38,7 @@ void rms_norm_backward(benchmark::State& state) {
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
 struct UnetMix {
   explicit UnetMix(bool skips) {
-    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i}; };
     terms.resize(skips ? 3 : 2);
     terms[0].source = x_prev;
     terms[0].d_source = d_x;
@@ -80,7 +80,7 @@ void mix_backward(benchmark::State& state) {
 /// streams join by numbers per token, and which hands over the gradient of its sum.
 struct NormMix {
   explicit NormMix(bool attention) {
-    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i}; };
     terms.resize(attention ? 4 : 2);
     terms[0].source = n_prev;
     terms[0].rstd = rstd_prev.data;

@@ -84,7 +84,8 @@ struct Problem {
 
   void run() const {
     const test::SumStream stream;
-    const AttentionInputs<bf16> in{q.device(), k.device(), v.device(), c.heads, scale, true};
+    const AttentionInputs<bf16> in{
+        .q = q.device(), .k = k.device(), .v = v.device(), .heads = c.heads, .scale = scale, .paired = true};
     const Workspace scratch{workspace.data(), workspace.size()};
     cuda::attention_forward<bf16>(stream, y.device(), lse.device(), in, mask.view(), scratch);
     cuda::attention_backward<bf16>(stream, d_q.device(), d_k.device(), d_v.device(), y.device(), lse.device(),
@@ -129,7 +130,8 @@ TEST_P(CudaAttentionPaired, AgreesWithThePortableOne) {
   test::Vector<std::byte> memory(portable::attention_workspace<float>(tokens, p.c.heads, head_dim) + 64);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   const Workspace scratch = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
-  const AttentionInputs<float> in{p.q.host(), p.k.host(), p.v.host(), p.c.heads, scale, true};
+  const AttentionInputs<float> in{
+      .q = p.q.host(), .k = p.k.host(), .v = p.v.host(), .heads = p.c.heads, .scale = scale, .paired = true};
   portable::attention_forward<float>({}, mat(expected.y), lse, in, p.host_mask.view(), scratch);
   portable::attention_backward<float>({}, mat(expected.d_q), mat(expected.d_k), mat(expected.d_v), mat(y), lse,
                                       p.d_y.host(), in, p.host_mask.view(), scratch);

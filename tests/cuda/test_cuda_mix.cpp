@@ -201,7 +201,7 @@ struct Sharing {
       mix.coefficient[0].present = true;
       if (m % 3 == 0) mix.coefficient[0].scalar = scalar(3 * m);
       if (m % 3 != 0) mix.coefficient[0].per_token = column(2 * m);
-      if (m != 1) mix.coefficient[1] = {true, {}, column(2 * m + 1)};
+      if (m != 1) mix.coefficient[1] = {.present = true, .scalar = {}, .per_token = column(2 * m + 1)};
       mix.implied.scalars = {scalar(3 * m + 1), scalar(3 * m + 2)};
     }
     return list;

@@ -384,9 +384,11 @@ struct SharingCase {
   }
   LearnedScalar<double> scalar(int k) { return {&scalars[k], &d_scalars[k]}; }
   MixCoefficient<double> coefficient(int m, int i) {
-    if (m == 2 && i == 0) return {true, scalar(2 * mixes), {}};
+    if (m == 2 && i == 0) return {.present = true, .scalar = scalar(2 * mixes), .per_token = {}};
     const int column = (m + i) % column_count;
-    return {true, {}, {by_token.mat().data + column, d_tokens.mat().data + column, by_token.mat().ld}};
+    return {.present = true,
+            .scalar = {},
+            .per_token = {by_token.mat().data + column, d_tokens.mat().data + column, by_token.mat().ld}};
   }
   std::vector<MixTerm<double>> terms(int m, Streams streams) {
     const bool shared = streams == Streams::shared;
