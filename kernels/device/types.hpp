@@ -122,8 +122,8 @@ class WorkspaceAllocator {
   }
 
  private:
-  /// Of each array, relative to the workspace, in bytes: whole cache lines, and the largest alignment that cuBLASLt
-  /// distinguishes. GEMMs on GPUs are slower from other addresses.
+  /// Alignment of each array relative to the workspace, in bytes: whole cache lines, and the largest alignment that
+  /// cuBLASLt distinguishes. GEMMs on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;

@@ -67,7 +67,7 @@ struct TanhCap {
 
   explicit TanhCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
   KOKKOS_INLINE_FUNCTION T squash(T z) const { return fast_tanh(z * inverse); }
-  /// Of the logit by z.
+  /// d logit / dz.
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
 };
 
@@ -109,7 +109,7 @@ struct RowTargets {
   int column[max_targets + 1] = {};
   double weight[max_targets + 1] = {};
   double in_loss = 0;      ///< sum of the weights
-  double in_gradient = 0;  ///< the same, with the weights of targets behind the last row
+  double in_gradient = 0;  ///< in_loss, and the weights of targets behind the last row
 
   KOKKOS_FUNCTION RowTargets(int t, const Vec<const Token>& targets, const LmHeadOptions& options) {
     for (int k = 0; k < options.targets; ++k) {
@@ -192,7 +192,7 @@ void chunk_losses(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> t
   });
 }
 
-/// The same, and adds the losses to *total.
+/// Does what chunk_losses() does, and adds the losses to *total.
 template <class T>
 void chunk_loss(double* total, const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets,
                 const LmHeadOptions& options) {

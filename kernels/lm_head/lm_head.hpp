@@ -34,7 +34,7 @@ inline constexpr int max_targets = 3;
 struct LmHeadOptions {
   double softcap = 15;  ///< c, at most max_softcap
   SoftcapKind kind = SoftcapKind::tanh;
-  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
+  double softcap_shift = 0, softcap_width = 1;  ///< SoftcapKind::sigmoid: sigmoid((z + shift) / width)
   std::array<double, max_targets> target_weights{1, 0, 0};
   int targets = 1;
   double prefix_weight = 0;

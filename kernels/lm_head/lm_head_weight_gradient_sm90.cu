@@ -25,12 +25,12 @@ using namespace sm90;
 constexpr int consumers = 2, cluster = 2, stages = 4;
 constexpr int consumer_rows = 64, tile_m = consumers * consumer_rows, tile_n = 256, tile_k = 128;
 constexpr int half_n = tile_n / 2;
-constexpr int steps = tile_k / 32;  // of wgmma
+constexpr int steps = tile_k / 32;  // wgmma per tile_k
 constexpr int threads = (1 + consumers) * warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;
 constexpr int producer_registers = 24, consumer_registers = 240;
 constexpr int panel_floats = 32, panels = tile_n / panel_floats;  // what a warp stores at a time: 128 bytes of each row
-constexpr int row_bytes = 128;                                    // of each tile in shared memory
+constexpr int row_bytes = 128;                                    // bytes of a row of a tile in shared memory
 
 struct alignas(1024) Shared {
   std::byte g[stages][tile_k * row_bytes];

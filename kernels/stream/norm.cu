@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(block_threads)
   if (maximum) raise_by_block(maximum, largest);
 }
 
-/// As above, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the reduction.
+/// A warp for each row, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the
+/// reduction.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out, bool add) {

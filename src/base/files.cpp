@@ -77,7 +77,7 @@ bool has_file(const std::string& path, ExitCode code) {
   return found != FileKind::absent;
 }
 
-/// Some file systems give no sizes, as that of /proc.
+/// Some file systems, such as /proc, give no sizes.
 static void require_empty(const std::string& path, ExitCode code) {
   const Descriptor file = open_to_read(path, code);
   if (char byte; ::pread(file.get(), &byte, 1, 0) > 0)

@@ -45,7 +45,7 @@ void OwnDirectory::fail(const std::string& name, const std::string& what, int re
 }
 
 std::vector<std::string> OwnDirectory::list() const {
-  // By way of the open directory, whatever its path names now.
+  // Lists the open directory, whatever its path names now.
   return list_directory(fmt::format("/proc/self/fd/{}", directory_.get()), code_);
 }
 

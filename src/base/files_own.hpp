@@ -11,8 +11,8 @@
 
 namespace nanorun {
 
-/// A directory that is held open, so that nothing which replaces it later can lead elsewhere. Its files are named
-/// without the directory.
+/// A directory that is held open. If its path names something else later, such as a link, files are still written into
+/// this directory. Their names are given without the directory.
 class OwnDirectory {
  public:
   /// Opens the directory. Throws where `path` names anything else, also a link to a directory.

@@ -41,7 +41,7 @@ MPI_Op mpi_op(Reduce op) {
 
 }  // namespace
 
-/// What libraries say goes on with a list of parts, or in further lines.
+/// The text of the library continues with a list of parts or further lines, which are cut.
 std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;

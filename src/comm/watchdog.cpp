@@ -21,10 +21,10 @@ namespace {
 
 constexpr const char* unknown_culprit = "another rank has died or hangs";
 
-constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< of a heartbeat
+constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< line of a heartbeat file
 constexpr std::uint64_t max_line = 256;                              ///< bytes
 
-/// In the directory of heartbeats: its number.
+/// Name of a rank's file in the directory of heartbeats.
 std::string file_of(int rank) { return std::to_string(rank); }
 
 /// Whether a rank has written the text, or was to write it.
@@ -120,9 +120,9 @@ void Watchdog::watch(std::stop_token stop) {
   }
 }
 
-/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one GEMM, and no
-/// core takes more than a nanosecond for an operation of a GEMM. Where there are several ranks, those that wait in a
-/// collective see more than this one, and speak first.
+/// A slow rank must not be taken for a rank that hangs: between two signs of life lies one loop over rows or one GEMM,
+/// and no core takes more than a nanosecond for an operation of a GEMM. If there are several ranks, the ranks that wait
+/// in a collective see more than this one, and report first.
 Watchdog::Seconds Watchdog::max_silence() const {
   constexpr Seconds operation(1e-9);
   return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;
@@ -220,7 +220,7 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
 /// Whom the lines of half a timeout blame for the collective that this rank waits in.
 std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
                                    bool writes_files) const {
-  // Where the directory does not even take this rank's lines, the others' say nothing.
+  // If the directory does not even take this rank's lines, the other ranks' lines say nothing.
   if (now[rank_].beats == then[rank_].beats) {
     return fmt::format("{}, and {} takes no heartbeats that would tell which", unknown_culprit, directory_);
   }

@@ -37,7 +37,7 @@ std::vector<SafeTensor> tensors_of(const ParameterTable& table, bool bf16) {
   return tensors;
 }
 
-/// One tensor in memory at a time, its checksum verified.
+/// Writes the tensors one by one, so that memory holds one at a time, and verifies its checksum.
 void write_tensors(const std::string& path, const ExportOptions& options, const CheckpointHeader& header,
                    const ParameterTable& table) {
   Comm alone(MPI_COMM_SELF);
@@ -93,7 +93,7 @@ void require_no_other_table(const std::string& directory) {
                                             table_of_merges[0], table_of_merges[1]));
 }
 
-/// What transformers' AutoTokenizer loads: a tokenizer.json as it is, other tables as those of GPT-2.
+/// Writes what transformers' AutoTokenizer loads: a tokenizer.json as it is, other tables as the two files of GPT-2.
 void write_tokenizer(const ExportOptions& options, const TokenizerTable& table, int length) {
   const auto write = [&](const char* name, const std::string& text) {
     replace_text(options.directory + "/" + name, ExitCode::output, text);

@@ -85,7 +85,7 @@ void require_steps(const TokenStream& stream, Cursor cursor, long step, long end
   for (; step < end; ++step) cursor = stream.next(cursor, step);
 }
 
-/// The shards of a stream as a record holds them; those that were not opened on rank 0 alone.
+/// The shards of a stream as a record holds them. Shards that were not opened are known on rank 0 alone.
 std::vector<KnownShard> known_shards(const ShardList& list) {
   std::vector<KnownShard> shards;
   for (const ShardInfo& shard : list.opened) shards.push_back({name_in_record(shard.path), content_of(shard)});

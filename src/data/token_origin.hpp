@@ -1,6 +1,6 @@
 #pragma once
-// Whether tokens that are used together come from one tokenizer: those of shards, of a model's training, and of the
-// table that a user names.
+// Whether tokens that are used together come from one tokenizer: the tokens of shards, of a model's training, and of
+// the tokenizer table that a user names.
 
 #include <cstdint>
 #include <optional>

@@ -28,7 +28,7 @@ Mat<T> take_qkv(const ModelConfig& model, const BlockPlan& plan, int length, Wor
   return take_matrix<T>(allocator, plan.offsets_keys ? length + 1 : length, 3 * model.width);
 }
 
-/// All that attention saves but its norm. `value_rows`: for those that are not kept.
+/// Allocates all that attention saves except its norm. `value_rows`: scratch for layers that do not keep their rows.
 template <class T>
 void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model, const BlockPlan& plan, int length,
                         Mat<T> value_rows, WorkspaceAllocator& allocator) {
@@ -170,8 +170,8 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
   for (const BlockPlan& plan : this->plan) {
     Mat<T>& d = d_layer_input.emplace_back();
     if (!plan.input_is_tapped) continue;
-    // Of a U-net's decoder layer the output is dead once the backward pass sends its skip's gradient to this input. The
-    // decoder's first layer reads its own input as skip, whose gradient is part of d_x.
+    // In a U-net's decoder layer the output is dead once the backward pass sends the gradient of the layer's skip to
+    // this input. The first decoder layer reads its own input as skip, whose gradient is part of d_x.
     const bool unet = model.residual == Residual::unet;
     if (!unet) d = stream();
     if (unet && plan.layer < model.layers / 2) d = block[model.layers - plan.layer].x_out;

@@ -14,9 +14,9 @@ class Flops {
   /// The config outlives it.
   Flops(const Config& config, const ParameterTable& table);
 
-  /// Floating-point operations of forward and backward pass over one training sequence of a step: 6 for each token and
-  /// each element of the matrices and the LM head, and those of attention within its windows. Documents do not shorten
-  /// attention here.
+  /// Floating-point operations of the forward and backward pass over one training sequence of a step: 6 per token for
+  /// each element of the matrices and the LM head, plus those of attention within its windows. Attention counts as if
+  /// the sequence were one document.
   double per_sequence(long step) const;
 
  private:

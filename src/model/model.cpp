@@ -20,13 +20,13 @@ ops::NormGradient<T> through(const NormActivations<T>& norm, const Mat<T>& d_n) 
   return {norm.n, norm.rstd, d_n};
 }
 
-/// What layers above have sent to the block's input, for the mix that adds it; null for the others.
+/// The gradient that layers above have sent to the block's input, for the mix that adds it; null for other mixes.
 template <class T>
 Mat<T> sent_from_above(const Activations<T>& a, const BlockPlan& plan, BlockMix mix) {
   return mix == plan.joins_in ? a.d_layer_input[plan.layer] : Mat<T>();
 }
 
-// What the mixes of a block have from above, for their backward passes.
+// Arguments of the backward passes of a block's mixes.
 
 /// d_out: gradient of the block's output, where a.d_x does not hold it.
 template <class T>
@@ -40,8 +40,8 @@ ops::MixBackward<T> d_after_mlp(const Activations<T>& a, const BlockPlan& plan, 
   return d;
 }
 
-/// With leaves_factors the gradient of the stream before the MLP is a factor times a.d_x, and the mix leaves its own g
-/// beside that.
+/// With leaves_factors the gradient of the stream before the MLP is a factor times a.d_x, and the mix writes its own g
+/// to mlp.d_x.
 template <class T>
 ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan, const StreamMixes<T>& mixes) {
   const MlpActivations<T>& mlp = a.block[plan.layer].mlp;
@@ -66,7 +66,7 @@ BranchGradient<T> d_mlp_out(const Activations<T>& a, const BlockPlan& plan) {
   return {a.d_x, a.d_branch_factor.data()};
 }
 
-/// Gradient of what attention adds, likewise.
+/// Gradient of what attention adds, as the mix behind it leaves it.
 template <class T>
 BranchGradient<T> d_attention_out(const Activations<T>& a, const BlockPlan& plan) {
   if (!plan.leaves_factors) return {a.d_branch_out};
@@ -205,8 +205,8 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
   }
 }
 
-/// The gradient of the block's output is a.d_x, or `d_out` where that is not empty. That of its input becomes a.d_x, or
-/// what is returned where that is not empty.
+/// Backward pass of a block. The gradient of its output is `d_out`, or a.d_x if `d_out` is empty. The gradient of its
+/// input is the result, or a.d_x if the result is empty.
 template <class T>
 ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
                                                        const ops::ScaledGradient<T>& d_out, const BlockPlan& plan) {
@@ -270,7 +270,8 @@ int Model<T>::injections_backward(Activations<T>& a, int begin, int end) {
   return begin;
 }
 
-/// Clears the gradients that nothing overwrites. Of the others, whatever is sent first replaces what is there.
+/// Clears the gradients that nothing overwrites. In the other gradients, the first one that is sent replaces what is
+/// there.
 template <class T>
 void Model<T>::clear_gradients(const Activations<T>& a) {
   for (const BlockPlan& plan : a.plan) {

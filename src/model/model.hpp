@@ -46,11 +46,11 @@ class Model {
   /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/lm_head.hpp.
   void set_prefixes(std::span<const std::int32_t> prefixes);
 
-  /// To which gradients a sequence adds its own. It replaces the others.
+  /// Which gradients a sequence adds to. It replaces the others.
   struct Accumulate {
     bool matrices = false;
-    bool others = false;   ///< of LM head, tables and learned scalars
-    bool cleared = false;  ///< those of tables and learned scalars are zero, so that none needs to be replaced
+    bool others = false;   ///< LM head, tables and learned scalars
+    bool cleared = false;  ///< gradients of tables and learned scalars are zero already: none is replaced
   };
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
@@ -65,8 +65,8 @@ class Model {
   /// Their collect() and share() end every step, and checkpoints hold their state().
   MlpScales<T>& mlp_scales() { return mlp_scales_; }
 
-  // Of a sequence of validation.length tokens, with the windows and angles of a step, the LM head in working precision.
-  // Each waits for the device.
+  // The next three evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
+  // computes in working precision. Each waits for the device.
 
   /// Mean loss of the next token.
   double validate(Trace& trace, const Sequence& sequence, long step);

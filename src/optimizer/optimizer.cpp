@@ -148,8 +148,8 @@ void Optimizer<T>::initialise(std::int64_t seed) {
   refresh_weights();
 }
 
-/// Initial values are formed as Master. Where no master has that type, gradients serve as scratch memory, as no step
-/// has begun; fixed tensors have none and get some for the moment.
+/// Initial values are formed in the type Master. If no master has this type, the gradients serve as scratch memory,
+/// since no step has begun. Fixed tensors have no gradients and get scratch memory for the moment.
 template <class T>
 void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
   const bool needs_scratch = owned.bucket.fixed() && owned.master.wide.empty();

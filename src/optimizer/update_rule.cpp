@@ -10,7 +10,7 @@ namespace nanorun {
 
 namespace {
 
-/// For tensors that are not trained.
+/// The rule of tensors that are not trained: it keeps no state and updates nothing.
 template <class T>
 class FixedRule final : public UpdateRule<T> {
  public:

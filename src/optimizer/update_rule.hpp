@@ -29,15 +29,15 @@ struct OwnedBucket;
 
 /// A tensor that a rule keeps for a parameter, such as a moment: this rank's rows of it.
 struct StateTensor {
-  std::string prefix;  ///< of its name in checkpoints, which ends with the parameter's: "/adam/m/"
-  OwnedRows rows;      ///< of the shape of the state, which may differ from the parameter's
+  std::string prefix;  ///< first part of its name in checkpoints, such as "/adam/m/"; the parameter's name follows
+  OwnedRows rows;      ///< the owned part of the state, whose shape may differ from the parameter's
 };
 
 /// What an update works with beside the buckets.
 struct UpdateContext {
   Trace& trace;
   kernels::Stream stream;
-  kernels::Workspace scratch;  ///< of scratch_bytes() or more
+  kernels::Workspace scratch;  ///< scratch_bytes() or more
   double* squares;             ///< [2] on the device: updates add the sums of g² and of the new w², see adam_update
 };
 

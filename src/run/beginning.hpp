@@ -1,6 +1,6 @@
 #pragma once
-// With what a run would begin, for a dry run: the checkpoint that it continues, or the weights that it takes. The run
-// chooses by the same functions (run_setup.hpp).
+// What a run would begin with, for a dry run: the checkpoint that it continues, or the weights that it takes. The run
+// itself chooses by the same functions (run_setup.hpp).
 
 #include <string>
 #include <vector>
@@ -16,9 +16,9 @@ struct Beginning {
   DataStart data;
 };
 
-/// For one rank, before a run; nothing on disk changes. Lines begin with "warning: " that say why the run would be
-/// refused, damage included, or how the model of its first weights differs. Damaged checkpoints that the run would pass
-/// over are warned of on standard error.
+/// For one rank, before a run; nothing on disk changes. Lines that begin with "warning: " say why the run would be
+/// refused, damage included, or how the model of its first weights differs. Warns on standard error of damaged
+/// checkpoints that the run would pass over.
 Beginning plan_beginning(const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -49,8 +49,8 @@ void require_file(const std::string& path) {
                                                                   : "a device, FIFO or socket"));
 }
 
-/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Those of the
-/// model are named where its fingerprint does not depend on them.
+/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Keys of the model
+/// are among them if its fingerprint does not depend on them.
 struct StateKeys {
   const char* group;
   std::vector<std::string> keys;
@@ -116,8 +116,8 @@ std::vector<std::string> Checkpoints::list() const {
   return paths;
 }
 
-/// Makes the directory and removes files of writes that were cut short. What a user has given the name of one stays,
-/// under another name where the next write needs that one.
+/// Makes the directory and removes the files of writes that were cut short. A user's file with such a name stays; if
+/// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
   link_.enter(directory_);
   make_directories(directory_, ExitCode::checkpoint);
@@ -208,8 +208,8 @@ void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
   });
 }
 
-/// Writes one row in `divisor` of each tensor, at least one. Of a tensor, each rank writes as large a part as of the
-/// whole one.
+/// Writes one row in `divisor` of each tensor, at least one. Each rank writes the same share of a tensor as in a whole
+/// checkpoint.
 Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
   const auto scaled = [&](std::uint64_t row) { return (row + divisor - 1) / divisor; };
   Trial trial;
@@ -237,7 +237,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
 }
 
 double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
-  constexpr std::uint64_t part = 32;  // of a checkpoint: less would foretell it badly, more would take long
+  constexpr std::uint64_t part = 32;  // least share 1 / part of a checkpoint that foretells its time
   std::uint64_t bytes = 0;
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
   const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));
@@ -246,8 +246,8 @@ double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
   return seconds_of_file(bytes, small, try_file(slabs, divisor));
 }
 
-/// Throws where the checkpoints of `steps` further steps, each of so many bytes, do not fit beside what is there.
-/// Beyond those that a run keeps, one more is there while it is written.
+/// Throws if the checkpoints of `steps` further steps, of `bytes` bytes each, do not fit on the disk. They need space
+/// for one more checkpoint than the run keeps, since the old ones stay until the new one is written.
 void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
   if (bytes > file_size_limit()) {
     throw checkpoint_error(

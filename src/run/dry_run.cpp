@@ -16,8 +16,8 @@ namespace nanorun {
 
 namespace {
 
-/// On groups of tensors, the weights to begin with, and the data; beside warnings, how data of documents fill the
-/// steps.
+/// Remarks on groups of tensors, on the weights to begin with, and on the data: warnings, and how packed documents fill
+/// the steps.
 std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table) {
   std::vector<std::string> lines = group_warnings(config, table);
   Beginning beginning = plan_beginning(config, table);

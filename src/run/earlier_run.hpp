@@ -1,5 +1,5 @@
 #pragma once
-// What a run of checkpoint.restart = "auto" makes of an earlier run of its name.
+// How a run with checkpoint.restart = "auto" treats an earlier run of its name.
 
 #include <optional>
 #include <string>
@@ -11,17 +11,17 @@
 namespace nanorun {
 
 enum class Earlier {
-  none,      ///< there is none, or it has left the checkpoint that was restored
+  none,      ///< there is none, or this run continues it from a checkpoint
   complete,  ///< all its steps are made and its summary is written: nothing is left to do
   begun,     ///< it was cut short before its first checkpoint, and begins again in its place
   ended,     ///< its checkpoints are gone, or it was another training and left none: it is kept under another name
 };
 
-/// For rank 0. `directory`: the run's, in which nothing changes. `found`: progress of the checkpoint that was restored,
-/// if there is one. Throws Error(usage) where the run would overwrite another training: the earlier run is finished, or
-/// has left a summary without a checkpoint, and the decks differ in keys that train or identify. A larger train.steps
-/// alone is no such difference where a checkpoint was left. A run that was cut short before its first checkpoint, or
-/// had no disk space for it, is no obstacle.
+/// For rank 0. Looks at `directory`, the run's own, and changes nothing. `found`: progress of the checkpoint that was
+/// restored, if there is one. Throws Error(usage) where the run would overwrite another training: the earlier run is
+/// finished, or has left a summary without a checkpoint, and the decks differ in keys that train or identify. If there
+/// is a checkpoint, a larger train.steps alone does not count as a difference. An earlier run that was cut short before
+/// its first checkpoint, or had no disk space for one, is no obstacle.
 Earlier examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found);
 

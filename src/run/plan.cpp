@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the weights as the ops read them.
+/// Bytes per weight as the ops read them.
 std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
 
 MemoryPlan memory_of(const Config& config, const ParameterTable& table, int ranks) {
@@ -55,8 +55,8 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-/// A rank sends its copies of all parts but its own, then its own part to all others. Of lookup tables only the rows
-/// travel that it has read, at most one for each token. Weights travel when they are updated.
+/// A rank sends its gradients of all parts but its own, then the weights of its own part to all others. From lookup
+/// tables it sends only the rows that it has read, at most one for each token. Weights travel when they are updated.
 double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);

@@ -45,7 +45,7 @@ std::vector<std::string> relative_keys(const Config& config) {
   return keys;
 }
 
-/// Seconds since a file was last written, by the clock of its file system: that of a new file beside it.
+/// Seconds since a file was last written, by the clock of its file system, which a new file beside it tells.
 double age_of(const std::string& path) {
   const FileState written = state_of(path, ExitCode::output);
   const std::string mark = fmt::format("{}.{:08x}", path, std::random_device()());
@@ -277,7 +277,7 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
         warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
                          checkpoints(), kept));
       make_directories(path_, ExitCode::output);
-      lock();  // beside that of the old directory, for which another job may still be waiting
+      lock();  // keeps the old directory's lock too, for which another job may still be waiting
       // The stop file may have gone with the old directory.
       if (asked_to_stop && !exists(stop_file_, ExitCode::output)) {
         make_directories(directory_of(stop_file_), ExitCode::output);

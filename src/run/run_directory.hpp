@@ -1,5 +1,5 @@
 #pragma once
-// outputs/<name>: where everything that a run writes lies.
+// outputs/<name>, the directory of everything that a run writes.
 
 #include <optional>
 #include <string>
@@ -11,24 +11,24 @@
 
 namespace nanorun {
 
-/// Throws where a run of the deck could never open its files: Error(usage) if the deck has relative paths and the
-/// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long.
+/// Throws if a run of the deck could never open its files: Error(usage) where the deck has relative paths and the
+/// working directory is gone, Error(output) or Error(checkpoint) where a path of the run's files is too long.
 void require_possible_paths(const Config& config);
 
 /// Collective. Throws Error(usage) on all ranks alike where the deck has relative paths that all ranks open, and a rank
 /// works in another directory than rank 0.
 void require_same_directory(Comm& comm, const Config& config);
 
-/// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
+/// Reads a file that an earlier run has left; returns nothing where there is none. Throws Error(output).
 std::optional<std::string> text_of_run(const std::string& path);
 
 class RunDirectory {
  public:
-  /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
-  /// else in it is touched before begin(). Throws Error(output) on all ranks alike where it cannot be written, another
-  /// job holds the lock, or a rank does not see rank 0's directory under this path.
+  /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object. Touches
+  /// nothing else in it before begin(). Throws Error(output) on all ranks alike where the directory cannot be written,
+  /// another job holds the lock, or a rank does not see rank 0's directory under this path.
   RunDirectory(Comm& comm, const Config& config);
-  /// If no run began, removes the directory and the lock file that this object has made.
+  /// If begin() was not reached, removes the directory and the lock file, if this object has made them.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
@@ -39,32 +39,32 @@ class RunDirectory {
   std::string checkpoints() const { return file("checkpoints"); }
   const std::string& stop_file() const { return stop_file_; }
 
-  /// text_of_run() of a file of the directory.
+  /// text_of_run() for a file in the directory.
   std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
-  /// Collective. Throws on all ranks alike: Error(usage) where the path of the stop file is that of a file which the
-  /// run itself writes, Error(output) where something is there that begin() may not remove.
+  /// Collective. Throws on all ranks alike: Error(usage) where the stop file has the path of a file that the run itself
+  /// writes, Error(output) where something has its path that begin() may not remove.
   void require_free_stop_file();
 
   /// How a run takes over the directory.
   enum class Start { resumed, anew };
 
-  /// Collective. Makes the directory ready for a run that is resumed with what lies there, or for one that starts anew:
-  /// a directory that an earlier run has left is then renamed to the first name of <directory>.1, <directory>.2, ...
-  /// that is free. Removes a stop file that is older than `seconds`, the time since this program started. Returns lines
-  /// for the log on rank 0. Throws Error(output) on all ranks alike.
+  /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new run:
+  /// it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is free.
+  /// Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log on
+  /// rank 0. Throws Error(output) on all ranks alike.
   std::vector<std::string> begin(Start start, double seconds);
 
-  /// For rank 0, now and then and before anything is written. Where the directory or its lock was removed during the
-  /// run, warns, makes it again and locks it. Where another run or a file lies there now, path() becomes the first name
-  /// of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
+  /// For rank 0; called now and then, and before anything is written. If the directory or its lock was removed during
+  /// the run, warns, makes the directory again and locks it. If another run or a file has its place, path() becomes the
+  /// first of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
   /// Error(output).
   bool keep();
 
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.
   bool displaced() const { return displaced_; }
 
-  /// Replaces a file by way of a temporary one. Throws Error(output).
+  /// Replaces the file `name` in the directory by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
  private:

@@ -200,7 +200,7 @@ void RunSetup::check_outputs() {
   checkpoint_seconds = copying + checkpoints.foretell_seconds(slabs);
 }
 
-/// From here on what an earlier run has left changes.
+/// The first change to what an earlier run has left.
 void RunSetup::take_over_directory() {
   const auto start = continues_here ? RunDirectory::Start::resumed : RunDirectory::Start::anew;
   for (const std::string& line : directory.begin(start, context.seconds_since_start())) log.line(line);

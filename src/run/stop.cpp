@@ -122,7 +122,7 @@ StopReason StopMonitor::look(double seconds) {
 StopReason StopMonitor::poll(long steps_done, double seconds) {
   if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
   if (finds_stop_file(seconds)) return StopReason::file;
-  // Only a run that passes the step stops there: the run that continues it goes on.
+  // Only a run that makes this step stops here; the run that continues from it goes on.
   if (config_.step > 0 && steps_done == config_.step) return StopReason::step;
   return StopReason::none;
 }

@@ -12,7 +12,7 @@ namespace nanorun {
 
 namespace {
 
-/// How fp32 weights become those of the type that ops read.
+/// How fp32 weights are narrowed to the type that ops read.
 enum class Narrowing : bool { rounded, truncated };
 
 /// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it.

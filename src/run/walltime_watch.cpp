@@ -34,8 +34,8 @@ bool WalltimeWatch::may_stop(long done) const {
   return config_.stop.walltime_seconds > 0 && done != config_.train.steps && done != run_.progress.step;
 }
 
-/// What follows `done` updates up to the next decision if the run makes a further step, which takes `least` seconds at
-/// least. There is no decision between the last step and the validation after it.
+/// The parts of the run from `done` updates to the next decision if it makes a further step, which takes at least
+/// `least` seconds. There is no decision between the last step and the validation after it.
 Foreseen WalltimeWatch::next_step(long done, double least) const {
   const bool last = done + 1 == config_.train.steps;
   Foreseen ahead{.step = std::max(times_.step(step_work(done)), least)};
@@ -54,7 +54,7 @@ bool WalltimeWatch::stops_before_step(long done) const {
 
 bool WalltimeWatch::stops_after_step(long done, double step_begin) const {
   const bool validates = validation_due(config_, done);
-  // Where a checkpoint is due, but no validation, the run saves in any case, and decides after that.
+  // If a checkpoint is due, but no validation, the run saves in any case and decides after it.
   if (!may_stop(done) || (!validates && checkpoint_due(config_, done))) return false;
   const double elapsed = run_.context.seconds_since_start() - step_begin;
   // On devices the step's end is still ahead.

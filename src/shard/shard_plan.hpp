@@ -15,7 +15,7 @@ namespace nanorun {
 
 /// One shard to be written. The members without a comment become attributes.
 struct ShardPlan {
-  std::string path;   ///< of the shard
+  std::string path;   ///< path of the shard
   std::string input;  ///< what the shard is made of, for messages
   std::string source;
   std::uint64_t count = 0;
@@ -23,8 +23,8 @@ struct ShardPlan {
   std::uint64_t end_of_text = 0;
   std::string tokenizer;                 ///< attribute; empty: the shard has none
   std::uint64_t tokenizer_checksum = 0;  ///< attribute, beside `tokenizer`
-  std::optional<BinHeader> header;       ///< of the .bin file that the shard is made of
-  /// Fills `tokens` with those of the shard from token `first` on.
+  std::optional<BinHeader> header;       ///< header of the .bin file that the shard is made of
+  /// Fills `tokens` with the tokens of the shard from number `first` on.
   std::function<void(std::uint64_t first, std::span<Token> tokens)> read;
 };
 

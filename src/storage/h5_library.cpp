@@ -46,7 +46,7 @@ Reason last_reason() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
   std::ranges::replace(reason.text, '\n', ' ');
-  // Of a system call HDF5 also tells the time, addresses and sizes.
+  // HDF5 adds the time, addresses and sizes to the message of a failed system call.
   constexpr std::string_view of_call = "error message = '";
   if (const auto at = reason.text.find(of_call); at != std::string::npos) {
     const std::string what = reason.text.substr(0, reason.text.find_first_of(",:"));

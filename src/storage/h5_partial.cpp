@@ -45,7 +45,7 @@ bool has_attributes(const std::string& path) {
   return found != 0;
 }
 
-/// Of a file that HDF5 opens. What the program does not write, such as links, is foreign.
+/// Whether a file that HDF5 opens is foreign: it holds what the program does not write, such as links.
 bool is_foreign(const File& file, const std::string& path, const std::string& format) {
   try {
     if (file.has_attribute("/", "format")) return file.format() != format;

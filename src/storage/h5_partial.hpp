@@ -1,5 +1,5 @@
 #pragma once
-// Files under the name that an HDF5 file of the program's has until it is complete.
+// Files with the name that an HDF5 file of this program has until it is complete.
 
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace nanorun::h5 {
 
-/// Whether a regular file of such a name is none that the program has written: it is neither an HDF5 file of this
-/// format, by its root's attribute `format`, nor what is left of the writing of one: an empty file, zeros throughout,
-/// HDF5 that cannot be opened, or HDF5 that holds nothing at all.
+/// Whether a regular file with this name comes from another program. This program leaves HDF5 files whose root
+/// attribute `format` is `format`, and as remains of an interrupted write: empty files, files of zeros, HDF5 that
+/// cannot be opened, and HDF5 that holds nothing.
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code);
 
 }  // namespace nanorun::h5

@@ -263,7 +263,7 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
         cuda::softcap_gradient_fp8(stream, loss.data(), in, 16);
     }
   };
-  const double bytes = gradient == Gradient::none ? 2 : gradient == Gradient::bf16 ? 4 : 3;  // of an element
+  const double bytes = gradient == Gradient::none ? 2 : gradient == Gradient::bf16 ? 4 : 3;  // bytes of an element
   measure(state, 0, bytes * static_cast<double>(size), work, 1, Operands::bf16,
           [&] { check(cudaMemcpyAsync(z.data(), logits.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice)); });
 }
@@ -401,7 +401,7 @@ void add_all() {
   for (const int count : {24, 12, 6, 3}) {
     add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, hidden);
   }
-  // Those of record 89: pairs of heads of queries and keys; values and outputs; MLPs.
+  // Shapes of record 89: pairs of heads of queries and keys; values and outputs; MLPs.
   add_polar_factor("polar_express", polar_express_iteration, 60, 256, width);
   add_polar_factor("polar_express", polar_express_iteration, 20, width, width);
   add_polar_factor("polar_express", polar_express_iteration, 22, width, hidden);

@@ -112,7 +112,7 @@ void attention_gate_backward(benchmark::State& state) {
   });
 }
 
-/// Of five mixes that have the coefficients of both streams per token.
+/// Five mixes with coefficients per token for both streams.
 void shared_streams_backward(benchmark::State& state) {
   constexpr int mixes = 5;
   Tensor<bf16> g(mixes * tokens, width), x0(tokens, width), bigram(tokens, width), d_x0(tokens, width),
@@ -346,7 +346,7 @@ void take_rows(benchmark::State& state) {
   measure(state, rows.bytes(), [&] { rows.take(); });
 }
 
-/// Likewise.
+/// Argument: the format.
 void add_decoded_rows(benchmark::State& state) {
   const TravellingRows rows(static_cast<WireFormat>(state.range(0)));
   measure(state, rows.bytes(), [&] { rows.add(); });

@@ -220,7 +220,7 @@ void muon_momentum(benchmark::State& state) {
           [&] { cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
 }
 
-/// Likewise.
+/// Argument: whether they are tall.
 void muon_apply(benchmark::State& state) {
   MuonMatrices m(state.range(0) != 0);
   const MuonBatch<bf16> batches[] = {m.batch, m.other};

@@ -24,7 +24,7 @@ struct Shape {
   bool paired = false, key_offset = false;
 };
 
-/// Of the last row only the still dims of keys are written, of the others everything.
+/// The last row has only the still dims of keys; every other row has all columns.
 void expect_still_dims_alone(Mat<const float> qkv, int heads) {
   int wrong = 0;
   for (int t = 0; t < qkv.rows; ++t) {

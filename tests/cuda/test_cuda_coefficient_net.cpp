@@ -94,8 +94,8 @@ void compare_backward(int rows, int cols, int hidden, int outputs, Scale scale) 
   cuda::coefficient_net_backward<bf16>(stream, d_u.device(), {d_w_in.device(), d_w_out.device(), d_bias.device_flat()},
                                        d_z.device(), d_c.device(), z.device(), u.device(), net.device());
   d_z.expect_match("d_z");
-  // Of order sqrt(outputs) times sums over as many terms of random sign, each rounded to bf16 within d_z: less than 2
-  // of scale and slope times an output's gradient. The GEMM may round to bf16 before it adds to d_u.
+  // d_u sums over the hidden units terms of random sign and of order sqrt(outputs). Each is rounded to bf16 within d_z.
+  // Scale and slope times the gradient of an output are less than 2. The GEMM may round to bf16 before it adds to d_u.
   const double rounding = 0x1p-8 * std::sqrt(static_cast<double>(outputs));
   d_u.expect_match("d_u", 0.2 * rounding * std::sqrt(static_cast<double>(hidden)), 2.5 * 0x1p-8);
   d_w_in.expect_match("d_w_in", rounding * std::sqrt(static_cast<double>(rows)), 1e-5);

@@ -150,7 +150,7 @@ TEST(CudaHead, WorkingPrecisionMatchesThePortableOne) {
 
 TEST(CudaHead, FurtherTargetsMatchThePortableOnes) {
   SKIP_WITHOUT_DEVICE();
-  // Of eight columns, targets of a row often coincide. The last shape has two chunks.
+  // With eight columns, targets of a row often coincide. The last shape has two chunks.
   for (auto [length, vocabulary, width] :
        {std::array{1, 8, 8}, {64, 8, 8}, {37, 136, 40}, {300, 4104, 64}, {12300, 72, 24}}) {
     SCOPED_TRACE(std::to_string(length) + " rows, " + std::to_string(vocabulary) + " columns");

@@ -259,7 +259,7 @@ TEST(CudaMatmul, RecipeShapes) {
   }
 }
 
-/// So large that the algorithm is chosen on some of the rows.
+/// The GEMM is so large that its algorithm is chosen on some of the rows.
 TEST(CudaMatmul, AddsOnceToManyRows) {
   SKIP_WITHOUT_DEVICE();
   const test::BlasStream stream;

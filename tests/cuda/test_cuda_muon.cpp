@@ -48,7 +48,7 @@ test::Vector<float> result_of(const test::Vector<float>& x, const Shapes& shapes
   const Matrices matrices(shapes);
   const test::DeviceSum squares;
   matrices.set(matrices.gradients, x);
-  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // of NaN
+  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // begins as NaN
   muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0, 1, squares.data());
   polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
                {scratch.data(), scratch.size()});
@@ -189,7 +189,7 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
 }
 
 void apply(const Matrices& matrices, double* squares) {
-  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // begins as NaN
   const test::SumStream stream;
   muon_apply(stream, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
   synchronize(stream);

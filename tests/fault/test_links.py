@@ -79,7 +79,7 @@ class Links(FaultTest):
         (heartbeats / "7").write_text("precious")
         self.assert_refused(self.train(2, code=7), "outputs/run/heartbeats/7: is no heartbeat of a run")
         self.assertEqual((heartbeats / "7").read_text(), "precious")
-        (heartbeats / "7").write_text(f"{3:>20} {5:>20} 1 {2:>20}\n")  # of a job that crashed
+        (heartbeats / "7").write_text(f"{3:>20} {5:>20} 1 {2:>20}\n")  # a job that crashed left it
         (heartbeats / "8").touch()
         self.train(2)
         self.assertFalse(heartbeats.exists())

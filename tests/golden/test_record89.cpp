@@ -123,7 +123,7 @@ void expect_close(double value, double golden, double tolerance, double floor, d
   EXPECT_LE(error, tolerance) << what << ": " << value << " against " << golden;
 }
 
-/// Of the parameters' norms: of tensors, and of learned scalars.
+/// Tolerances of the norms of tensors and of learned scalars.
 struct NormTolerance {
   double tensor, scalar = tensor;
 };

@@ -176,7 +176,7 @@ TEST(Checkpoint, ATokenizerIsStoredWhereOneIsKnown) {
   EXPECT_TRUE(contains(checkpoint_error_of([&] { read_checkpoint_header(test_comm(), with); }), "checksum"));
 }
 
-/// Of all tensors, and of a part of each one, of which every rank has its share.
+/// With `enough` the trial writes all tensors, or a part of each one of which every rank has its share.
 TEST(Checkpoint, ATrialForetellsItsTimeAndLeavesNothing) {
   const SharedFolder folder;
   Training run(test_comm(), 1);

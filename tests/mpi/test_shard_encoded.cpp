@@ -214,7 +214,7 @@ TEST_F(ShardEncoded, OtherLinesAreRefusedByTheirNumber) {
     write("a.jsonl", good + line + "\n" + good);
     EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 1001: " + said + hint);
   }
-  write("a.jsonl", good + "{\"text\": 5, \"text\": \"the\"}\n");  // of keys that come twice the last counts
+  write("a.jsonl", good + "{\"text\": 5, \"text\": \"the\"}\n");  // the last of equal keys counts
   EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)).size(), 2002u);
 }
 
@@ -423,7 +423,7 @@ TEST_F(ShardEncoded, OutputsAreRefusedBeforeTheWork) {
   write("bad.jsonl", "bad");
   make_shards(test_comm(), options_);
   const std::string old = read_file(folder_ / "out.h5");
-  options_.inputs = {folder_ / "bad.jsonl"};  // which encoding would refuse
+  options_.inputs = {folder_ / "bad.jsonl"};  // encoding would refuse this file
   options_.field = "text";
   EXPECT_EQ(refusal(ExitCode::output),
             (folder_ / "out.h5") + ": exists; name another file, or replace it with --force");

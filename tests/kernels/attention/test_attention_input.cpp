@@ -18,7 +18,7 @@ using test::Strided;
 using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;
-constexpr int source_rows = 5;  // of a table read through the index; fewer than T, so rows repeat
+constexpr int source_rows = 5;  // rows of a table read through the index; fewer than T, so rows repeat
 
 /// How the values are mixed, and how the heads are rotated.
 struct Mode {

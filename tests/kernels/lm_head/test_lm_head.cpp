@@ -51,7 +51,7 @@ struct Problem {
 struct Result {
   double loss = 0;
   test::Vector<double> d_x, d_w;
-  test::Vector<double> losses;  ///< of each row; only in what naive() returns
+  test::Vector<double> losses;  ///< loss of each row; only naive() returns it
 };
 
 /// Scratch memory aligned to 64 bytes.
@@ -231,7 +231,7 @@ TEST(Head, GradientOfTheLastRowCountsTheWeightsOfMissingTargets) {
 }
 
 TEST(Head, FurtherTargetsEqualTheDefinitionAcrossChunks) {
-  // Of five columns, targets of a row often coincide.
+  // With five columns, targets of a row often coincide.
   for (Problem p : {Problem{.length = 300, .vocabulary = 101, .width = 12},
                     Problem{.length = 128, .vocabulary = 5, .width = 5, .stride = 9},
                     Problem{.length = 2, .vocabulary = 2100, .width = 16}}) {

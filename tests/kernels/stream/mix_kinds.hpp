@@ -20,7 +20,7 @@ struct Term {
   int source = 0;
   To to = To::nowhere;
   int scalar[2] = {-1, -1};
-  bool sigmoid = false;  ///< of the first scalar
+  bool sigmoid = false;  ///< the first scalar goes through a sigmoid
   int column = -1;
   double constant = 1;
   bool norm_source = false;  ///< the source is a norm
@@ -32,8 +32,8 @@ struct Term {
 struct Kind {
   std::string name;
   std::vector<Term> terms;
-  bool norm = false, elsewhere = false;  ///< the mix has a norm; its source a gradient from elsewhere
-  bool alone = false;                    ///< all gradients come through the norm
+  bool norm = false, elsewhere = false;  ///< there is a norm; source 0 has a gradient from elsewhere
+  bool alone = false;                    ///< only the norm is wanted
 };
 
 inline constexpr int scalar_count = 3, column_count = 4;

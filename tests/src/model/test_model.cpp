@@ -164,7 +164,7 @@ TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
 
 TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
 
-/// Of the two layers that share a table, the lower or the upper one has no attention.
+/// The lower or the upper of two layers that share a table has no attention.
 TEST(Model, GradientsOfATableThatOneLayerReadsMatchFiniteDifferences) {
   Config config = record21_features();
   config.model.layers_without_attention = {0, 5};
@@ -247,7 +247,7 @@ TEST(Model, FactorsOfZeroHaveTheirGradients) {
       const double slope = (above - f.loss(128)) / (2 * h), gradient = f.gradient(f.table.find(name), i);
       factor = 0;
       EXPECT_GT(std::abs(slope), 1e-6);
-      if (precision == MlpPrecision::fp8) {  // which validation is not in
+      if (precision == MlpPrecision::fp8) {  // validation computes without FP8
         EXPECT_GT(gradient / slope, 0.25);
       } else {
         EXPECT_NEAR(gradient, slope, 1e-6 * std::abs(slope) + 3e-10);

@@ -133,7 +133,7 @@ void expect_all_updates(int period) {
     step_on(waiting, step, Rows::announced);
     step_on(whole, step, Rows::unknown);
     if (step == 10) {
-      // As a checkpoint finds and leaves it.
+      // A checkpoint asks for the complete state; restore() takes it over.
       EXPECT_GT(rows_behind(), 20u);
       expect_same_state();
       waiting.optimizer.restore();

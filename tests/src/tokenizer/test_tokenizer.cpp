@@ -151,7 +151,7 @@ TEST(Tokenizer, PairsMergeInTheOrderOfTheList) {
             "token 260 is outside the tokenizer's vocabulary of 260");
 }
 
-/// Of a file that Hugging Face's library has read, see tests/golden/README.md.
+/// The golden file has what Hugging Face's library returned, see tests/golden/README.md.
 TEST(Tokenizer, AddedTokensAreCutOutAsByTheirLibrary) {
   const TempFolder folder;
   const auto golden = nlohmann::json::parse(read_file(goldens + "added.json"));
