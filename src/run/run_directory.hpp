@@ -49,10 +49,10 @@ class RunDirectory {
   /// How a run takes over the directory.
   enum class Start { resumed, anew };
 
-  /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new run:
-  /// it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is free.
-  /// Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log on
-  /// rank 0. Throws Error(output) on all ranks alike.
+  /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new
+  /// run: it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is
+  /// free. Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log
+  /// on rank 0. Throws Error(output) on all ranks alike.
   std::vector<std::string> begin(Start start, double seconds);
 
   /// For rank 0; called now and then, and before anything is written. If the directory or its lock was removed during

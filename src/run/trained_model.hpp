@@ -33,8 +33,8 @@ void require_own_model(const CheckpointHeader& header, const ParameterTable& tab
 enum class Warn : bool { no, yes };
 
 /// Throws Error(data) if the checkpoint `path` records another tokenizer than `tokenizer`, or if its model has fewer
-/// tokens. If the checkpoint records no tokenizer, but another vocabulary or end-of-text token, prints a warning, unless
-/// `warn` says no. `table`: the file of `tokenizer`, for messages.
+/// tokens. If the checkpoint records no tokenizer, but another vocabulary or end-of-text token, prints a warning,
+/// unless `warn` says no. `table`: the file of `tokenizer`, for messages.
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
                            const Tokenizer& tokenizer, const std::string& table, Warn warn = Warn::yes);
 
