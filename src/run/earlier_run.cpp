@@ -44,7 +44,8 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
 }
 
 /// Changes of the deck that make it another training, as text; more steps alone are none where there is a checkpoint.
-std::vector<std::string> differences(const Remains& remains, const Config& config, bool extensible) {
+std::vector<std::string> differences(const Remains& remains, const Config& config,
+                                     const std::optional<Progress>& checkpoint) {
   if (remains.deck.empty()) return {"its deck.toml is missing or empty"};
   std::vector<std::string> texts;
   bool steps_alone = true;
@@ -53,7 +54,7 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
     texts.push_back(change.text);
     steps_alone = steps_alone && change.key == "train.steps";
   }
-  if (extensible && steps_alone) texts.clear();
+  if (checkpoint && steps_alone) texts.clear();
   return texts;
 }
 
@@ -65,7 +66,7 @@ Continuation examine_earlier_run(const std::string& directory, const Config& con
   const std::optional<Remains> remains = look(directory, checkpoints, found);
   if (!remains) return {.here = true};
   if (remains->finished || !found) {
-    const std::vector<std::string> changes = differences(*remains, config, found.has_value());
+    const std::vector<std::string> changes = differences(*remains, config, found);
     if (!changes.empty() && !remains->finished && remains->cut_short) return {};
     if (!changes.empty()) {
       throw Error(ExitCode::usage,

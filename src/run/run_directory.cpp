@@ -145,12 +145,12 @@ void RunDirectory::require_free(const Config& config, const Continuation& contin
   });
 }
 
-std::vector<std::string> RunDirectory::begin(bool anew, double seconds) {
+std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
   std::vector<std::string> lines;
   comm_.together([&] {
     if (!comm_.root()) return;
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
-    if (anew && place_.holds_a_run()) {
+    if (start == Start::anew && place_.holds_a_run()) {
       const bool asked_to_stop = exists(stop_file(), ExitCode::output);
       const std::string kept = set_aside(path(), ExitCode::output);
       lines.push_back("an earlier run of this name is kept as " + kept);

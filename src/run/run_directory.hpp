@@ -40,11 +40,14 @@ class RunDirectory {
   /// file or of the run's own files.
   void require_free(const Config& config, const Continuation& continuation);
 
-  /// Collective. Makes the directory ready for a run that continues what lies there or, if `anew`, for a new run: it
-  /// then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is free.
-  /// Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log on
-  /// rank 0. Throws Error(output) on all ranks alike.
-  std::vector<std::string> begin(bool anew, double seconds);
+  /// How a run takes over the directory.
+  enum class Start { resumed, anew };
+
+  /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new
+  /// run: it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is
+  /// free. Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log
+  /// on rank 0. Throws Error(output) on all ranks alike.
+  std::vector<std::string> begin(Start start, double seconds);
 
   /// For rank 0; called now and then, and before anything is written. If the directory or its lock was removed during
   /// the run, warns, makes the directory again and locks it. If another run or a file has its place, path() becomes the
