@@ -28,7 +28,7 @@ struct ValueResidual {
   bool interpolate = false;
   /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u is
   /// per position: it is not summed by index.
-  Mat<const T> source;
+  Mat<const T> source{};
   const Token* index = nullptr;
   bool unit_source = false;
   bool in_place = false;  ///< v' takes the place of v in qkv; only without a source

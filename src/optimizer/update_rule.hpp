@@ -91,6 +91,8 @@ std::vector<std::string> state_prefixes();
 /// their rules have different periods, or where the rule of matrices, whose gradients hold one step, has one above 1.
 /// `period_of`: of the rule of a group.
 int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of);
+/// Of the rules that the deck chooses.
+int common_period(const Config& config, const ParameterTable& table);
 
 /// One object of each rule.
 template <class T>
