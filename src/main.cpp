@@ -166,7 +166,7 @@ void export_file(const ExportOptions& options) {
                                      ": not a checkpoint; --bf16, --end-of-text and --tokenizer are "
                                      "for checkpoints only");
   }
-  export_shard(options.checkpoint, options.directory, options.force);
+  export_shard(options.checkpoint, options.directory, Overwrite{options.force});
 }
 
 /// Whether the command trains, or writes files: what several programs that take themselves for one must not do.

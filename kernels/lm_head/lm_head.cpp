@@ -255,7 +255,7 @@ void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w
 }
 
 template <class T>
-void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
                            Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                            Workspace workspace) {
   const LmHead<T> head = make_lm_head(x, w, options, workspace);
@@ -263,7 +263,8 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
     chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
-    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), add || first > 0, d_w);
+    const Output sum = first > 0 ? Output::accumulate : output;
+    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), beta_of(sum), d_w);
   });
 }
 
@@ -273,7 +274,7 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
                                      const LmHeadOptions&, Workspace);                                             \
   template void lm_head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const LmHeadOptions&, \
                                Workspace);                                                                         \
-  template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,           \
+  template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Output, Mat<const T>, Mat<const T>,         \
                                       Vec<const Token>, const LmHeadOptions&, Workspace);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

@@ -70,9 +70,10 @@ NANORUN_DECLARE_OPS({
   void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                       const LmHeadOptions& options, Workspace workspace);
 
-  /// *total += sum_t loss[t], and the gradients of loss_scale sum_t loss[t]: d_x =; d_w =, or += with `add`.
+  /// *total += sum_t loss[t], and the gradients of loss_scale sum_t loss[t]: d_x =; d_w =, or += with
+  /// Output::accumulate.
   template <class T>
-  void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+  void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
                              Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                              Workspace workspace);
 })

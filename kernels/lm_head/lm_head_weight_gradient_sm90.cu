@@ -220,7 +220,7 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
 
 }  // namespace
 
-void lm_head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float factor, Mat<const e5m2> g,
+void lm_head_weight_gradient(Stream stream, Mat<float> d_w, Output output, float factor, Mat<const e5m2> g,
                              Mat<const e4m3> x_t) {
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
@@ -231,7 +231,7 @@ void lm_head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float fact
   p.x_t = matrix_map(x_t, tile_n / cluster);
   p.d_w = matrix_map(Mat<const float>(d_w), warp_rows);
   p.factor = factor;
-  p.add = add;
+  p.add = output == Output::accumulate;
   p.rows = ceil_div(d_w.rows, tile_m * cluster);
   p.cols = ceil_div(d_w.cols, tile_n);
   p.k_tiles = ceil_div(g.rows, tile_k);

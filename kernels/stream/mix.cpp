@@ -247,7 +247,7 @@ template <class T>
 void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes) {
   for (const SharedStream<T>& stream : streams) {
-    if (stream.d && !stream.adds) {
+    if (stream.d && !stream.accumulates) {
       for_rows("shared_streams", stream.d.rows, [=] KOKKOS_FUNCTION(int t) { clear_row(t, stream.d); });
     }
   }

@@ -121,7 +121,7 @@ template <class T>
 struct SharedStream {
   Mat<const T> x;
   Mat<T> d;
-  bool adds = false;  ///< d +=, else d =
+  bool accumulates = false;  ///< d +=, else d =
 };
 
 /// A mix that reads shared streams.

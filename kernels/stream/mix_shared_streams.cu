@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     for (int s = 0; s < 2; ++s) {
       load_row<N>(x[s], streams[s]->x, row);
       RowVectors<N> before;
-      load_row<N>(before, streams[s]->adds ? Mat<const bf16>(streams[s]->d) : Mat<const bf16>(), row);
+      load_row<N>(before, streams[s]->accumulates ? Mat<const bf16>(streams[s]->d) : Mat<const bf16>(), row);
 #pragma unroll
       for (int i = 0; i < N; ++i) d[s][i] = to_floats(before[i]);
     }
@@ -191,7 +191,7 @@ void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>
              OrderedSum(stream));
     });
     mixes = mixes.subspan(part.size());
-    first.adds = second.adds = true;
+    first.accumulates = second.accumulates = true;
   } while (!mixes.empty());
 }
 

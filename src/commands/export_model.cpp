@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 bool is_scalar(const Parameter& parameter) { return parameter.shared_cols() == 1; }
 
-std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
+std::vector<SafeTensor> tensors_of(const ParameterTable& table, bool bf16) {
   std::vector<SafeTensor> tensors;
   std::uint64_t offset = 0;
   for (const Parameter& parameter : table.parameters()) {
@@ -41,7 +41,7 @@ std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
 void write_tensors(const std::string& path, const ExportOptions& options, const CheckpointHeader& header,
                    const ParameterTable& table) {
   Comm alone(MPI_COMM_SELF);
-  const std::vector<SafeTensor> tensors = plan_tensors(table, options.bf16);
+  const std::vector<SafeTensor> tensors = tensors_of(table, options.bf16);
   std::vector<Slab<float>> slabs = weight_slabs(table);
   std::vector<float> values;
   std::vector<kernels::bf16> halves;
@@ -193,7 +193,8 @@ void export_model(const ExportOptions& options) {
   const Token end_of_text =
       tokenizer ? tokenizer->end_of_text() : end_of_text_of(options.checkpoint, config, options.end_of_text);
   const std::string json = exported_config(options.checkpoint, config, header.progress.step, end_of_text,
-                                           tokenizer ? tokenizer->record() : header.tokenizer, options.bf16);
+                                           tokenizer ? tokenizer->record() : header.tokenizer,
+                                           options.bf16 ? ExportedType::bf16 : ExportedType::fp32);
   require_empty(options);
   warn_of_dot(options.directory);
   make_directories(options.directory, ExitCode::output);

@@ -166,7 +166,7 @@ Json value_of(const Key& key, Config& config) {
 constexpr const char *unet_class = "NanorunForCausalLM", *scaled_class = "ScaledNanorunForCausalLM";
 
 /// Text of config.json for a settled() deck.
-std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, bool bf16) {
+std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, ExportedType type) {
   const bool unet = config.model.residual == Residual::unet;
   const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
   const std::string name = unet ? unet_class : scaled_class;
@@ -175,7 +175,7 @@ std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tok
                {"auto_map",
                 {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
                  {"AutoModelForCausalLM", fmt::format("{}.{}", file, name)}}},
-               {"torch_dtype", bf16 ? "bfloat16" : "float32"},
+               {"torch_dtype", type == ExportedType::bf16 ? "bfloat16" : "float32"},
                {"vocab_size", config.model.vocabulary},
                {"hidden_size", config.model.width},
                {"num_hidden_layers", config.model.layers},
@@ -357,14 +357,14 @@ std::string unread_key(const Config& config, std::span<const char* const> read) 
 }
 
 std::string exported_config(const std::string& checkpoint, const Config& config, long step, Token end_of_text,
-                            const TokenizerRecord& tokenizer, bool bf16) {
+                            const TokenizerRecord& tokenizer, ExportedType type) {
   const Config model = settled(config, step);
   if (const std::string unread = unread_key(model, read_by_python); !unread.empty()) {
     throw Error(ExitCode::usage, fmt::format("{}: {}: the exported forward pass in PyTorch does not know this key and "
                                              "would compute another model",
                                              checkpoint, unread));
   }
-  return text_of(model, end_of_text, tokenizer, bf16);
+  return text_of(model, end_of_text, tokenizer, type);
 }
 
 DescribedModel read_exported_config(const std::string& path) {

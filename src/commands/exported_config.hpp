@@ -21,11 +21,14 @@ std::span<const char* const> keys_of_first_weights();
 /// left out, since it chooses the Python file.
 std::string unread_key(const Config& config, std::span<const char* const> read);
 
+/// Type of the matrices and tables of an exported model. Learned scalars are fp32.
+enum class ExportedType { fp32, bf16 };
+
 /// The text of config.json for the model of `checkpoint` as it is before `step`: its windows, and with YaRN its rotary
-/// frequencies, are those of a validation at this step. `bf16`: the matrices and tables are stored so. Throws
-/// Error(usage) where the Python files do not compute this model.
+/// frequencies, are those of a validation at this step. Throws Error(usage) where the Python files do not compute this
+/// model.
 std::string exported_config(const std::string& checkpoint, const Config& config, long step, kernels::Token end_of_text,
-                            const TokenizerRecord& tokenizer, bool bf16);
+                            const TokenizerRecord& tokenizer, ExportedType type);
 
 /// What config.json says of a model.
 struct DescribedModel {

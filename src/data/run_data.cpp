@@ -185,7 +185,7 @@ RunData open_validation_data(Comm& comm, const Config& config) {
 }
 
 std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model) {
-  return compare_origins(origin_of(data.origin_shard()), model, config.data.allow_other_tokenizer,
+  return compare_origins(origin_of(data.origin_shard()), model, OtherTokenizer{config.data.allow_other_tokenizer},
                          "data.allow_other_tokenizer = true trains the model on them all the same");
 }
 

@@ -72,7 +72,7 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
     input.first = stream();
   }
   if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
-  if (model.mudd) x_last = stream();
+  if (plan.back().enters_last_mix) x_last = stream();
   final_norm = take_norm<T>(model.width, length, allocator);
   if (!model.value_layers.empty() || !model.xsa_layers.empty() || !model.gated_layers.empty()) {
     value_source = heads_out = stream();
@@ -142,7 +142,9 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
     if (plan.output == OutputBuffer::own) block[plan.layer].x_out = stream();
   }
   if (model.value_path == ValuePath::first) block[0].attention.qkv = take_qkv<T>(model, plan[0], length, allocator);
-  if (model.mudd) block[model.value_layers[0]].attention.value_rows = stream();
+  for (const BlockPlan& plan : this->plan) {
+    if (plan.keeps_value_rows) block[plan.layer].attention.value_rows = stream();
+  }
 }
 
 /// Streams inside a block that a mix reads or makes.

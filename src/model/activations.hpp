@@ -35,9 +35,6 @@
 
 namespace nanorun {
 
-/// What an op does with what its output holds.
-enum class Output { replaces, adds };
-
 /// RMS norm of a stream.
 template <class T>
 struct NormActivations {
@@ -110,7 +107,7 @@ struct Activations {
   std::vector<BlockActivations<T>> block;
   CoefficientActivations<T> coefficients;
   kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
-  kernels::Mat<T> x_last;   ///< MUDD's mix behind the last block [T, d]
+  kernels::Mat<T> x_last;   ///< last mix, which the last block's output enters [T, d]
   NormActivations<T> final_norm;
   kernels::Mat<T> value_source;  ///< what a layer's values take up beside their projection [T, d]
   kernels::Mat<T> heads_out;     ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]

@@ -20,13 +20,13 @@ class AttentionValues {
                   const StreamMixes<T>& mixes)
       : model_(model), parameters_(parameters), coefficients_(coefficients), mixes_(mixes) {}
 
-  /// Forms what the layer's values take up, from the norm that attention reads. Returns how the QKV projection mixes
-  /// the values with that.
+  /// Forms what the layer's values take up, from the norm that attention reads. Returns how the QKV projection adds
+  /// that to the values.
   ops::ValueResidual<T> forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
                                 int layer) const;
   /// The result of forward() for the backward pass. a.value_source has been overwritten by then and is not read.
-  ops::ValueResidual<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
-  ops::ValueResidualGradients<T> value_mix_gradients(const Activations<T>& a, int layer) const;
+  ops::ValueResidual<T> residual(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
+  ops::ValueResidualGradients<T> residual_gradients(const Activations<T>& a, int layer) const;
 
   /// Backward pass of a gated value embedding. From d_v [T, d], the gradient of the values that attention reads, it
   /// makes the gradients of the rows and gates, and adds to the gradients of the streams that MUDD mixes in.

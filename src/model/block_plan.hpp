@@ -70,8 +70,9 @@ struct BlockPlan {
   bool mlp_is_implied = false;        ///< the MLP's output is not kept: its mix recovers it from the norm of the sum
 
   // The block's output.
-  OutputBuffer output = {};  ///< where it lies
-  bool norms_next = false;   ///< the mix behind the MLP makes the norm that the next layer's attention reads
+  OutputBuffer output = {};      ///< where it lies
+  bool norms_next = false;       ///< the mix behind the MLP makes the norm that the next layer's attention reads
+  bool enters_last_mix = false;  ///< the last block's: the final norm reads a mix of this output and earlier streams
 
   // Backward.
   bool leaves_factors = false;   ///< mixes write the gradient g of their sum; branches multiply g by their factor

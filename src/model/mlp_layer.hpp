@@ -25,11 +25,12 @@ class MlpLayer {
     return quantises(a) ? scales_.largest_n(layer) : nullptr;
   }
   /// out [T, d] = or += MLP of mlp.norm [T, d]. In FP8, training uses a.mlp_sum.
-  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, Output output, int layer) const;
+  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
+               int layer) const;
   /// Makes a.d_mlp_norm the gradient of the norm, from d_out, the gradient of the output. Replaces the gradients of the
   /// matrices or adds to them.
-  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
-                int layer) const;
+  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out,
+                kernels::Output d_matrices, int layer) const;
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training(); }

@@ -10,6 +10,7 @@ namespace nanorun {
 
 using kernels::acc_t;
 using kernels::Mat;
+using kernels::Output;
 
 namespace {
 
@@ -90,12 +91,12 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::lm_head_loss_backward<T>(stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
-                                  accumulate.others, a.final_norm.n, parameters_.weight("head"), sequence.targets,
-                                  lm_head_options(step), a.workspace);
+                                  kernels::accumulate_if(accumulate.others), a.final_norm.n, parameters_.weight("head"),
+                                  sequence.targets, lm_head_options(step), a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, feed, accumulate.matrices ? Output::adds : Output::replaces, hooks);
+  backward(a, feed, kernels::accumulate_if(accumulate.matrices), hooks);
   training_uploader_->release(stream_);
 }
 
@@ -155,12 +156,12 @@ void Model<T>::unet_block_forward(Activations<T>& a, const Feed<T>& feed, const 
   const BlockActivations<T>& block = a.block[layer];
   if (plan.attends) {
     mix_norm(block.x_out, block.attention.norm, mixes_.before(a, layer));
-    attention_.forward(stream_, a, feed, block.x_out, Output::adds, layer);
+    attention_.forward(stream_, a, feed, block.x_out, Output::accumulate, layer);
     norm(block.mlp.norm, block.x_out, mlp_.largest_n(a, layer));
   } else {
     mix_norm(block.x_out, block.mlp.norm, mixes_.before(a, layer), mlp_.largest_n(a, layer));
   }
-  mlp_.forward(stream_, a, block.x_out, Output::adds, layer);
+  mlp_.forward(stream_, a, block.x_out, Output::accumulate, layer);
 }
 
 /// a.d_x: gradient of the block's output; then of its input.
@@ -171,7 +172,7 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
   ops::NormGradient<T> d_norm = through(block.mlp.norm, a.d_mlp_norm);
   mlp_.backward(stream_, a, {a.d_x}, d_matrices, layer);
   if (plan.attends) {
-    norm_backward(a.d_x, Output::adds, d_norm);
+    norm_backward(a.d_x, Output::accumulate, d_norm);
     attention_.backward(stream_, a, feed, {a.d_x}, d_matrices, layer);
     d_norm = through(block.attention.norm, block.attention.d_norm);
   }
@@ -191,12 +192,12 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
   if (plan.attends) {
     const Mat<T>& attended = plan.attention_input == layer ? x : a.layer_input(plan.attention_input);
     if (plan.attention_norm == NormMaker::block) norm(block.attention.norm, attended);
-    attention_.forward(stream_, a, feed, block.attention_out, Output::replaces, layer);
+    attention_.forward(stream_, a, feed, block.attention_out, Output::overwrite, layer);
     mix_norm({}, block.mlp.norm, mixes_.after_attention(a, layer), mlp_.largest_n(a, layer));
   } else {
     norm(block.mlp.norm, x, mlp_.largest_n(a, layer));
   }
-  mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
+  mlp_.forward(stream_, a, block.mlp_out, Output::overwrite, layer);
   if (plan.norms_next) {
     mix_norm(block.x_out, a.block[layer + 1].attention.norm, mixes_.after_mlp(a, layer));
   } else {
@@ -211,7 +212,7 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
                                                        const ops::ScaledGradient<T>& d_out, const BlockPlan& plan) {
   const int layer = plan.layer;
   const BlockActivations<T>& block = a.block[layer];
-  if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
+  if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::overwrite, layer);
   ops::mix_backward<T>(stream_, d_after_mlp(a, plan, d_out), mixes_.after_mlp(a, layer));
   mlp_.backward(stream_, a, d_mlp_out(a, plan), d_matrices, layer);
   if (plan.attends) {
@@ -220,22 +221,22 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
     attention_.backward(stream_, a, feed, d_attention_out(a, plan), d_matrices, layer);
     const Mat<T>& d_attended = plan.attention_input == layer ? a.d_x : a.d_layer_input[plan.attention_input];
     if (plan.attention_norm == NormMaker::block) {
-      norm_backward(d_attended, Output::adds, through(block.attention.norm, block.attention.d_norm));
+      norm_backward(d_attended, Output::accumulate, through(block.attention.norm, block.attention.d_norm));
     }
   } else {
-    norm_backward(a.d_x, Output::adds, through(block.mlp.norm, a.d_mlp_norm));
+    norm_backward(a.d_x, Output::accumulate, through(block.mlp.norm, a.d_mlp_norm));
   }
   if (plan.mixes_input) ops::mix_backward<T>(stream_, d_before(a, plan), mixes_.before(a, layer));
   if (!plan.hands_on_factor) return {};
   return {block.mlp.d_x, mixes_.attention_residual(layer)};
 }
 
-/// With MUDD the norm of a last mix, else of the last block's output.
+/// The norm of a last mix, or of the last block's output.
 template <class T>
 void Model<T>::final_norm_forward(Activations<T>& a) {
   const int layers = config_.model.layers;
   coefficients_.forward(stream_, a.coefficients, layers, a.layer_input(layers));
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     mix_norm(a.x_last, a.final_norm, mixes_.last(a));
   } else {
     norm(a.final_norm, a.layer_input(layers));
@@ -246,12 +247,12 @@ template <class T>
 void Model<T>::final_norm_backward(Activations<T>& a) {
   const int layers = config_.model.layers;
   ops::NormGradient<T> d_norm = through(a.final_norm, a.d_final_norm);
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     d_norm.is_only_path = true;
     ops::mix_backward<T>(stream_, {.d_out = a.d_x, .norm = d_norm}, mixes_.last(a));
     coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.layer_input(layers));
   } else {
-    norm_backward(a.d_x, Output::replaces, d_norm);
+    norm_backward(a.d_x, Output::overwrite, d_norm);
   }
 }
 
@@ -263,8 +264,9 @@ int Model<T>::injections_backward(Activations<T>& a, int begin, int end) {
   if (mixes.empty()) return end;
   const bool adds = !mixes_.injections(a, end, config_.model.layers).empty();
   const bool adds_to_bigrams = adds || std::ranges::any_of(a.plan, &BlockPlan::sends_to_bigrams);
-  ops::shared_streams_backward<T>(stream_,
-                                  {{{a.input.x0, a.d_x0, adds}, {a.input.bigram, a.d_bigram, adds_to_bigrams}}}, mixes);
+  const ops::SharedStream<T> x0{.x = a.input.x0, .d = a.d_x0, .accumulates = adds};
+  const ops::SharedStream<T> bigram{.x = a.input.bigram, .d = a.d_bigram, .accumulates = adds_to_bigrams};
+  ops::shared_streams_backward<T>(stream_, {x0, bigram}, mixes);
   return begin;
 }
 
@@ -289,7 +291,7 @@ void Model<T>::norm(const NormActivations<T>& out, Mat<const T> x, acc_t<T>* lar
 
 template <class T>
 void Model<T>::norm_backward(Mat<T> d_x, Output output, const ops::NormGradient<T>& d_norm) {
-  ops::rms_norm_backward<T>(stream_, d_x, d_norm.n, d_norm.rstd, d_norm.d_n, output == Output::adds);
+  ops::rms_norm_backward<T>(stream_, d_x, d_norm.n, d_norm.rstd, d_norm.d_n, output);
 }
 
 /// x = the mix of the terms, `out` = norm of x. Null x: the norm alone.

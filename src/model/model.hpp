@@ -90,18 +90,18 @@ class Model {
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const LayerHooks& hooks);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
-  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan);
+  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
-  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
+  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices,
                                                const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
   int injections_backward(Activations<T>& a, int begin, int end);
   void clear_gradients(const Activations<T>& a);
   void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr);
-  void norm_backward(kernels::Mat<T> d_x, Output output, const ops::NormGradient<T>& d_norm);
+  void norm_backward(kernels::Mat<T> d_x, kernels::Output output, const ops::NormGradient<T>& d_norm);
   void mix_norm(kernels::Mat<T> x, const NormActivations<T>& out, const MixTerms<T>& terms,
                 Gradient* largest = nullptr);
 

@@ -47,6 +47,8 @@ class Optimizer {
   /// weights and gradients undefined and state zero.
   void warm_up(Trace& trace);
 
+  /// Steps per update of tables and learned scalars.
+  int period() const { return period_; }
   /// Whether the gradients of tables and learned scalars hold sums of earlier steps, to which `step` is to add its own.
   bool keeps_gradients(long step) const;
   /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
@@ -107,8 +109,9 @@ class Optimizer {
   std::vector<std::vector<const Owned*>> shape_batches() const;
   void clear_state();
   void initialise(const Owned& owned, std::int64_t seed);
-  bool leaves_others(const Bucket& bucket, bool keeps) const;
-  void clear_gradients(const Owned& owned, bool own_too);
+  bool leaves_others(const Bucket& bucket, long step) const;
+  enum class Parts { all, of_other_ranks };
+  void clear_gradients(const Owned& owned, Parts parts);
   void update_tables(Trace& trace, int lowest_layer, long step);
   bool tied_at(long step) const;
   void take_tied_gradients(Trace& trace);
@@ -131,7 +134,7 @@ class Optimizer {
   BucketTransfers<T> transfers_;
   TiedHead<T> tied_head_;
   OptimizerSlabs<T> slabs_;
-  int period_;                    ///< steps per update of tables and learned scalars
+  int period_;
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero
   bool gradients_wait_ = false;   ///< gradients of restore() wait for the next update
 };

@@ -59,6 +59,11 @@ int common_period(const std::vector<Bucket>& buckets, const std::function<int(Gr
   return common.value_or(1);
 }
 
+int common_period(const Config& config, const ParameterTable& table) {
+  const UpdateRules<Real> rules(config);
+  return common_period(table.buckets(), [&](Group group) { return rules.of(group).period(); });
+}
+
 template <class T>
 UpdateRules<T>::UpdateRules(const Config& config, kernels::Stream stream) : config_(config) {
   for (const auto& [rule, name] : all_rules) rules_[rule] = make_rule<T>(rule, config, stream);

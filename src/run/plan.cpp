@@ -41,9 +41,10 @@ MemoryPlan memory_of(const Config& config, const ParameterTable& table, const No
 }
 
 std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& table) {
+  const Flops flops(config, table);
   const auto plan_at = [&](long steps, long step, long widest) {
     return StagePlan{steps, static_cast<std::uint64_t>(step_tokens(config, step)),
-                     config.train.sequences * flops_per_sequence(config, table, widest)};
+                     config.train.sequences * flops.per_sequence(widest)};
   };
   if (config.stage.empty()) return {plan_at(config.train.steps, 0, config.train.steps)};
   std::vector<StagePlan> stages;
@@ -59,14 +60,14 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
 double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
-  const UpdateRules<Real> rules(config);
+  const int period = common_period(config, table);
   double bytes = 0;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
     const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
     const auto weight = static_cast<double>(weight_bytes(bucket.scalars()));
-    bytes += rows * unit * gradient + units * unit * weight / rules.of(bucket.group).period();
+    bytes += rows * unit * gradient + units * unit * weight / (bucket.accumulates() ? period : 1);
   }
   return bytes * (ranks - 1) / ranks;
 }

@@ -7,6 +7,7 @@
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/time_left.hpp"
+#include "src/model/flops.hpp"
 #include "src/run/progress.hpp"
 #include "src/run/run_setup.hpp"
 #include "src/run/summary.hpp"
@@ -36,6 +37,7 @@ class StepRecords {
   Context& context_;
   const Config& config_;
   const GpuMonitor& gpus_;
+  const Flops flops_;
   long first_step_;
   std::optional<StepMetrics> unwritten_;  ///< the step that waits for write_step()
   TimeLeft time_left_;

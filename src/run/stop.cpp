@@ -79,8 +79,8 @@ StopReason received_signal() {
   }
 }
 
-StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file)
-    : config_(config), stop_file_(std::move(stop_file)), watches_file_(watches_file) {
+StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file)
+    : config_(config), stop_file_(std::move(stop_file)) {
   note_signals();
 }
 
@@ -97,7 +97,7 @@ bool StopMonitor::is_stop_file_there() {
 }
 
 bool StopMonitor::finds_stop_file(double seconds) {
-  if (!watches_file_ || seconds < next_look_) return false;
+  if (stop_file_.empty() || seconds < next_look_) return false;
   next_look_ = seconds + 1;
   if (const std::string line = taken_signal(); !line.empty()) warn(line);
   return is_stop_file_there();

@@ -33,8 +33,8 @@ StopReason received_signal();
 class StopMonitor {
  public:
   /// Reinstalls the signal handlers that a library has replaced. The monitor looks for `stop_file` at most once a
-  /// second, and only if `watches_file`.
-  StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
+  /// second; an empty `stop_file` says that this rank does not look.
+  StopMonitor(const StopConfig& config, std::string stop_file);
 
   /// What this rank sees between steps: a signal or the stop file. `seconds`: since the program started.
   StopReason look(double seconds);
@@ -51,7 +51,6 @@ class StopMonitor {
 
   const StopConfig& config_;
   std::string stop_file_;
-  bool watches_file_;
   double next_look_ = 0;
   bool warned_ = false;
   bool taken_ = false;

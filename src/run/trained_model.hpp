@@ -30,11 +30,13 @@ std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 /// deck.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
+enum class Warn : bool { no, yes };
+
 /// Throws Error(data) if the checkpoint `path` records another tokenizer than `tokenizer`, or if its model has fewer
-/// tokens. If the checkpoint records no tokenizer, but another vocabulary or end-of-text token, prints a warning if
-/// `warns`. `table`: the file of `tokenizer`, for messages.
+/// tokens. If the checkpoint records no tokenizer, but another vocabulary or end-of-text token, prints a warning,
+/// unless `warn` says no. `table`: the file of `tokenizer`, for messages.
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table, bool warns = true);
+                           const Tokenizer& tokenizer, const std::string& table, Warn warn = Warn::yes);
 
 /// Parameter table and weights for a Model that only validates or continues text.
 struct TrainedWeights {

@@ -5,11 +5,10 @@
 #include <algorithm>
 
 #include "src/config/schedule.hpp"
-#include "src/model/flops.hpp"
 
 namespace nanorun {
 
-WalltimeWatch::WalltimeWatch(const RunSetup& run) : run_(run), config_(run.config) {
+WalltimeWatch::WalltimeWatch(const RunSetup& run) : run_(run), config_(run.config), flops_(config_, run.learner.table) {
   times_.add_checkpoint(run.checkpoint_seconds);
 }
 
@@ -18,9 +17,7 @@ void WalltimeWatch::add_validation(long step, double seconds) { times_.add_valid
 void WalltimeWatch::add_checkpoint(double seconds) { times_.add_checkpoint(seconds); }
 
 /// FLOPs of a step on all ranks.
-double WalltimeWatch::step_work(long step) const {
-  return config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
-}
+double WalltimeWatch::step_work(long step) const { return config_.train.sequences * flops_.per_sequence(step); }
 
 /// FLOPs of a step on as many tokens as a validation has. A rank that has no sequence in the last round waits for the
 /// others, so that the round counts for it, too.
@@ -29,7 +26,7 @@ double WalltimeWatch::validation_work(long step) const {
   const auto sequences = static_cast<long>(run_.data.validation_starts.size());
   const long rounds = (sequences + ranks - 1) / ranks;
   const double tokens = static_cast<double>(config_.validation.length) / length_at(config_, step);
-  return static_cast<double>(rounds * ranks) * tokens * flops_per_sequence(config_, run_.learner.table, step);
+  return static_cast<double>(rounds * ranks) * tokens * flops_.per_sequence(step);
 }
 
 /// Whether the run may stop for its walltime after `done` updates.

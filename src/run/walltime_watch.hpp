@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "src/model/flops.hpp"
 #include "src/run/run_setup.hpp"
 #include "src/run/walltime.hpp"
 
@@ -39,6 +40,7 @@ class WalltimeWatch {
 
   const RunSetup& run_;
   const Config& config_;
+  const Flops flops_;
   PartTimes times_;
 };
 

@@ -32,7 +32,7 @@ struct ShardPlan {
 std::vector<ShardPlan> plan_bin(const ShardOptions& options);
 
 /// Collective. Shards of text files, one token per byte. Throws Error(data) on all ranks.
-std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
+std::vector<ShardPlan> plan_bytes(Comm& comm, const ShardOptions& options);
 
 /// Collective. Shards of text or JSON Lines that a tokenizer encodes. Each rank encodes its share of the documents into
 /// a file beside the output, from which the plans read, and which is removed with them. Throws Error(data) for an input

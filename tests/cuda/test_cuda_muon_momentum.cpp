@@ -58,7 +58,7 @@ void expect_narrowed(const test::Vector<bf16>& copy, const test::Vector<float>& 
   std::size_t i = 0, inexact = 0;
   for (const MuonBatch<bf16>& batch : batches) {
     for (const std::size_t end = i + batch.size(); i < end; ++i) {
-      const bf16 truncated = test::from_float<bf16>(weights[i], true), rounded = to_bf16(weights[i]);
+      const bf16 truncated = test::from_float<bf16>(weights[i], /*truncates=*/true), rounded = to_bf16(weights[i]);
       ASSERT_EQ(copy[i].bits, batch.truncates ? truncated.bits : rounded.bits) << i;
       inexact += truncated.bits != rounded.bits;
     }
@@ -173,7 +173,7 @@ TEST(CudaMuonUpdate, MatchesPortable) {
   const test::BlasStream stream;
   const Shapes shapes{{2, 256, 384}, {3, 384, 256}, {1, 256, 384}};
   for (const bool normuon : {false, true}) {
-    MuonMatrices matrices(shapes, normuon);
+    MuonMatrices matrices(shapes, normuon ? test::Rule::normuon : test::Rule::muon);
     test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2), w(size_of(shapes));
     test::Vector<float> q(matrices.second_moment.size());
     matrices.set(matrices.gradients, g);
