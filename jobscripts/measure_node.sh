@@ -11,10 +11,10 @@ source "$jobscripts/shell.sh"
 source "$jobscripts/measure_node_parts.sh"
 
 all_parts=(stages windows whole strong weak nccl faults losses) # in the order of their worth
-start_s=9 # of a run: from its start to the first step, and its end
+start_s=9 # time of a run outside of its steps: until the first one, and its end
 
 program=$root/build/h100/bin/nanorun
-[[ -f $root/CMakeLists.txt ]] || program=$(realpath -m -- "$root/../../bin/nanorun") # of the prefix
+[[ -f $root/CMakeLists.txt ]] || program=$(realpath -m -- "$root/../../bin/nanorun") # installed beside it
 data=data
 out=outputs/node
 gpus=
@@ -219,7 +219,7 @@ make_shards() {
 
 fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
 
-# Of the shards *KIND*.h5, a little less than they hold: tokens take two bytes each.
+# Estimates the tokens of the shards *KIND*.h5, a little too low. A token takes two bytes.
 tokens_of() { du -cbL "$data"/*"$1"*.h5 | tail -n 1 | awk '{ n = int($1 * 0.4995 - 4096); print (n > 0 ? n : 0) }'; }
 
 write_facts() {

@@ -26,7 +26,7 @@ make_shards() {
   list_documents >"$data/documents.txt"
   awk 'NR % 20 == 0' "$data/documents.txt" >"$data/val.txt"
   awk 'NR % 20 != 0' "$data/documents.txt" >"$data/train.txt"
-  rm -f "$data"/*.partial # of a quickstart that was killed here
+  rm -f "$data"/*.partial # left by a quickstart that was killed here
   # Some libraries have headers in Latin-1.
   "$nanorun" shard --force --text --allow-invalid-utf8 --list "$data/val.txt" "$data/val"
   "$nanorun" shard --force --text --allow-invalid-utf8 --list "$data/train.txt" "$data/train"

@@ -70,7 +70,7 @@ CLI::Validator number_from_0_to(double most) {
   return {check, fmt::format("in [0 - {}]", most)};
 }
 
-constexpr std::uint64_t max_shard_tokens = std::uint64_t{1} << 60;  ///< of a shard: sums of two stay numbers
+constexpr std::uint64_t max_shard_tokens = std::uint64_t{1} << 60;  ///< so that the sum of two does not overflow
 
 void add_train(CLI::App& app, CommandLine& line) {
   CLI::App* train = app.add_subcommand("train", "Train as a deck says");

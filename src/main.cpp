@@ -57,7 +57,7 @@ std::string lines_of(const std::string& beginning, const std::string& message) {
   return text;
 }
 
-/// Reports the error being handled and returns its code. What this rank met alone ends the job.
+/// Reports the error being handled and returns its code. An error that this rank alone has met ends the job.
 ExitCode report_error(const Comm& comm) {
   ExitCode code = ExitCode::internal;
   std::string message = "unknown error";
@@ -80,8 +80,8 @@ ExitCode report_error(const Comm& comm) {
   return code;
 }
 
-/// Collective. Throws Error(usage, all_ranks) where a rank sees another text under the deck's path than rank 0, whose
-/// is the one that counts: shards under the same paths may differ too. That it sees none does no harm.
+/// Collective. Throws Error(usage, all_ranks) if a rank sees another text under the deck's path than rank 0, since
+/// shards under the same paths may differ too. The text of rank 0 counts. A rank that sees no text does no harm.
 void require_same_deck(Comm& comm, const std::string& path, const std::string& text) {
   const std::string first = comm.broadcast(comm.name());
   comm.together([&] {
@@ -166,7 +166,7 @@ void export_file(const ExportOptions& options) {
                                      ": not a checkpoint; --bf16, --end-of-text and --tokenizer are "
                                      "for checkpoints only");
   }
-  export_shard(options.checkpoint, options.directory, options.force);
+  export_shard(options.checkpoint, options.directory, Overwrite{options.force});
 }
 
 /// Whether the command trains, or writes files: what several programs that take themselves for one must not do.

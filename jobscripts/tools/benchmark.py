@@ -27,11 +27,11 @@ from metrics import Metrics
 from program import BUILDS, ROOT, Program
 from study.launch import check_deck
 
-SCRIPT = "benchmark.sh"  # which starts this tool
+SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
-PROVENANCE = ("machine", "date", "commit", "command")  # of a reference
-# Of every run: the same work on any number of ranks, and nothing beside it.
+PROVENANCE = ("machine", "date", "commit", "command")  # fields of a reference
+# Overrides of every run: the same work on any number of ranks, and nothing beside it.
 FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
          "validation.tokens=0", "checkpoint.every=0", "checkpoint.milestone_every=0", "checkpoint.at_end=false",
          "checkpoint.restart=none", "trace.enabled=true")
@@ -74,7 +74,7 @@ class Benchmark:
     vocabulary: int
     seed: int
     entropy_rate: float  # nats per token
-    sequences: int  # of a step
+    sequences: int  # sequences of a step, on all ranks together
     length: int
     checked: int  # step whose loss is compared; those after it are timed
     steps: int
@@ -99,7 +99,7 @@ def read_reference(table, path, where):
 
 
 def read_benchmark(path):
-    """Throws ToolError."""
+    """Reads a file of inputs/benchmark. Throws ToolError."""
     tables = tool.read_toml(path)
     for name in tables.keys() - {"benchmark", "reference"}:
         raise tool.ToolError(f"{path}: [{name}] is no section of a benchmark; sections: benchmark, reference")
@@ -129,12 +129,12 @@ class Run:
     folder: pathlib.Path
     ranks: int
     steps: int
-    arguments: tuple = ()  # of the program
+    arguments: tuple = ()  # arguments of the program
     code: int = 0  # exit code
     seconds: float = math.nan  # from start to end
     times: list = field(default_factory=list)  # seconds of the timed steps
     summary: dict = field(default_factory=dict)
-    loss: float = math.nan  # of the checked step
+    loss: float = math.nan  # loss of the checked step
     mfu: float = math.nan
     trouble: str = ""  # what is wrong with it
 
@@ -158,7 +158,7 @@ class Machine:
         self.overrides = arguments.override
 
     def make_shard(self, benchmark):
-        """Of all steps of the first run; longer ones read it again."""
+        """Makes the token shard that holds the tokens of all steps of the first run. Longer runs read it again."""
         tokens = str((benchmark.steps + 1) * benchmark.step_tokens)
         self.program.call("shard", str(self.out / "data"), "--force", "--synthetic", tokens, "--tokens-per-shard",
                           tokens, "--seed", str(benchmark.seed), "--vocabulary", str(benchmark.vocabulary),
@@ -173,7 +173,7 @@ class Machine:
                    ("train", str(benchmark.deck), *FIXED, *benchmark.overrides, *own, *self.overrides))
 
     def start(self, run):
-        """Runs to the end."""
+        """Starts a run and waits for its end."""
         tool.say(f"{run.name}: {run.steps} steps on {run.ranks} rank{'s' if run.ranks > 1 else ''}")
         begin = time.monotonic()
         run.code = self.program.start(run.ranks, run.arguments, run.log)
@@ -186,7 +186,7 @@ def require_no_result(out):
 
 
 def processors():
-    """Number and models of this host's, as far as the system names them."""
+    """Number and models of this host's processors, as far as the system names them."""
     try:
         models = re.findall(r"^model name\s*: (.*)$", tool.read_text("/proc/cpuinfo"), re.MULTILINE)
     except tool.ToolError:
@@ -198,7 +198,7 @@ def processors():
 
 
 def gather(run, benchmark):
-    """Fills in what a run has left behind. What is wrong with it becomes its trouble."""
+    """Fills `run` with the figures that it has left in its files, or its `trouble` with what is wrong with them."""
     if run.code != 0:
         run.trouble = program.failure(run.code, run.log)
         return
@@ -218,7 +218,8 @@ def gather(run, benchmark):
 
 
 def slowest_rank(run, benchmark):
-    """The rank that spends most outside of collectives, and by which share more than the mean; None without h5py."""
+    """The rank that spends most time outside of collectives, and by which share it exceeds the mean. (None, None)
+    without h5py."""
     try:
         tool.need("numpy", "h5py")
         from study.gather import measure
@@ -231,7 +232,7 @@ def slowest_rank(run, benchmark):
 
 
 def judge(benchmark, build, runs):
-    """The verdict, and why."""
+    """PASSED, FAILED or NO REFERENCE, and why."""
     reference = benchmark.references.get(build)
     for run in runs:
         if run.trouble:
@@ -250,7 +251,7 @@ def judge(benchmark, build, runs):
 
 
 def figures(benchmark, runs):
-    """Of the longest run on all ranks: name -> number, None where it is not known."""
+    """Figures of merit of the longest run on all ranks: name -> number, None where it is not known."""
     run = max((run for run in runs if run.ranks == runs[0].ranks), key=lambda run: run.steps)
     if run.trouble:
         return {}
@@ -293,14 +294,15 @@ def result(benchmark, machine, ranks, runs):
 
 
 def steps_that_fit(first, seconds):
-    """Steps of a run of so many seconds, by what the first one took beside its steps and for each."""
+    """Steps of a run of `seconds`, judged by the time that `first` took in each step and outside of its steps."""
     step = statistics.mean(first.times)
     beside = max(0, first.seconds - first.steps * step)
     return int((seconds - beside) / step)
 
 
 def run_all(benchmark, machine, ranks, arguments):
-    """The runs: of the fixed work first, which the others follow where it has ended in order."""
+    """Makes the runs and returns them. The one of the fixed work comes first; the others follow only if it has ended in
+    order."""
     begin = time.monotonic()
     runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps)]
     check_deck(machine.program.path, runs[0])

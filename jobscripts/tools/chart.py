@@ -9,13 +9,13 @@ from plot_run import FAINT, INK
 COLOURS = ("#2b6ca3", "#e6821e", "#3a8f5c", "#8a5aa8", "#d1495b", "#1fa3b5", "#a8742a", "#6b7a89")
 GREY, GRID = "#8a949e", "#eceff2"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 370, 64, 16, 42, 50
-LEAST_SPAN = 1e-9  # of an axis, absolute and relative to its values: ticks could not tell closer ones apart
+LEAST_SPAN = 1e-9  # span of an axis, absolute and relative to its values: ticks could not tell closer values apart
 CHARACTER, LONGEST_TICK = 7.2, 12  # width of a character of 12 pixels, at most; characters of a value beside an axis
-MOST_POINTS = 400  # of a line; more are averaged
+MOST_POINTS = 400  # most points of a line; more are averaged
 
 
 def colour(i):
-    """Colour of the i-th run or group, and the dashes by which those of one colour differ."""
+    """Colour of the i-th run or group, and its dashes, which tell apart those of one colour."""
     return COLOURS[i % len(COLOURS)], ("", "7 3", "2 3")[i // len(COLOURS) % 3]
 
 
@@ -35,7 +35,7 @@ class Line:
 
 
 def smooth(points):
-    """Means over a thirtieth of the points."""
+    """Running means over a thirtieth of the points."""
     size = max(1, len(points) // 30)
     if size == 1:
         return points
@@ -52,8 +52,8 @@ def smooth(points):
 
 
 def top_of_losses(lines, share=0.2):
-    """The largest y behind the first share of any line, which its steep begin is not to squash; but no more than where
-    the lines begin, which one that diverges is to leave."""
+    """Upper end of a loss axis. The steep begin of the lines must not squash the rest, so it is the largest y behind
+    the first `share` of any line. Lines that diverge may leave the picture, so it is at most the largest first y."""
     tails, begins = [], []
     for line in lines:
         points = [(x, y) for x, y in line.shown if math.isfinite(x) and math.isfinite(y)]
@@ -63,7 +63,7 @@ def top_of_losses(lines, share=0.2):
 
 
 def usual_top(lines):
-    """Above nearly all y: a slow first step is not to squash the others."""
+    """Upper end of an axis above nearly all y: a slow first step must not squash the others."""
     values = sorted(y for line in lines for _, y in line.shown if math.isfinite(y))
     return 1.25 * values[int(0.95 * (len(values) - 1))] if values else None
 
@@ -78,7 +78,8 @@ def ticks(low, high, count):
 
 
 def bounds(values, least=None, most=None):
-    """Of an axis: those of the values with some room, or the given ones."""
+    """Lower and upper end of an axis: `least` and `most`, or where they are None the extremes of the values, with some
+    room."""
     low = min(values, default=0.0) if least is None else least
     high = max(values, default=1.0) if most is None else most
     closest = LEAST_SPAN * max(1.0, abs(low), abs(high))
@@ -100,7 +101,7 @@ def tick_text(value, decimals):
 
 
 def marks(low, high, room):
-    """Of an axis: values and what is written beside them. `room(words)` says how many of the longest words fit."""
+    """Ticks of an axis as (value, text). `room(words)` says how many of the longest texts fit."""
     for count in range(6, 1, -1):
         values, decimals = ticks(low, high, count)
         words = [tick_text(value, decimals) for value in values]
@@ -110,7 +111,7 @@ def marks(low, high, room):
 
 
 class Axes:
-    """Maps values to places of the picture, whose left margin has room for what is written there."""
+    """Maps values to positions in the picture. Its left margin has room for the texts of the y axis."""
 
     def __init__(self, across, up):
         self.across, self.up = across, up
@@ -138,7 +139,7 @@ class Axes:
         return parts
 
     def line(self, line):
-        """Within the axes; a gap begins anew."""
+        """Draws a line within the axes. It begins anew behind a gap."""
         path, begin, dots = [], True, []
         for x, y in line.shown:
             if not (math.isfinite(x) and math.isfinite(y)):
@@ -157,7 +158,8 @@ class Axes:
 
 
 def draw(title, lines, across, up, least=None, most=None, target=None):
-    """An SVG element. `across` and `up` name the axes; `least` and `most` bound the y axis; `target` is a y to mark."""
+    """Draws lines as an SVG element. `across` and `up` name the axes; `least` and `most` bound the y axis; `target` is
+    a y to mark."""
     points = [p for line in lines for p in line.shown if math.isfinite(p[0]) and math.isfinite(p[1])]
     values = [y for _, y in points if most is None or y <= most] + ([target] if target is not None and points else [])
     most = max([most, *values]) if most is not None and values else None
@@ -185,7 +187,7 @@ def draw(title, lines, across, up, least=None, most=None, target=None):
 
 
 def legend(entries):
-    """Of (name, colour, dashes)."""
+    """A legend of entries (name, colour, dashes)."""
     parts = []
     for name, stroke, dashes in entries:
         style = f' stroke-dasharray="{dashes}"' if dashes else ""

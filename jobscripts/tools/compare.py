@@ -55,7 +55,7 @@ Reached = collections.namedtuple("Reached", "step seconds tokens")
 
 
 def reached(run, target):
-    """When the validation loss first came to the target, between validations on the line that joins them; or None."""
+    """When the validation loss first reached the target, interpolated between validations; None if it never did."""
     before = None
     for now in run.validations:
         if now.loss <= target:
@@ -69,7 +69,7 @@ def reached(run, target):
 
 
 def differences(runs, longest=LONGEST_VALUES[0]):
-    """Key -> one value a run, of the keys in which the decks differ."""
+    """The keys in which the decks differ: key -> one value for each run."""
     keys = dict.fromkeys(key for run in runs for key in run.deck)
     found = {key: [value_text(run.deck, key) for run in runs] for key in keys if key != "run.name"}
     return {key: cut(values, longest) for key, values in found.items() if len(set(values)) > 1}
@@ -80,7 +80,7 @@ def value_text(deck, key):
 
 
 def cut(values, longest=LONGEST_VALUES[0]):
-    """The values of a key, short enough for a table: of long ones the part where they begin to differ."""
+    """The values of a key, cut for a table: of long ones the part where they begin to differ."""
     if max(map(len, values)) <= longest:
         return values
     same = len(os.path.commonprefix([value for value in values if value != DASH]))
@@ -92,7 +92,7 @@ def cut(values, longest=LONGEST_VALUES[0]):
 
 
 def excerpt(value, first, longest):
-    """What a table shows of a value: all of a short one, else what stands from `first` on."""
+    """What a table shows of a value: a short one as it is, of a long one the part from `first` on."""
     if len(value) <= longest:
         return value
     part = value[first:first + longest]
@@ -114,7 +114,7 @@ class Group:
 
 
 def groups_of(runs):
-    """Of the finished runs, with labels that tell what sets them apart. Warns of runs that are no further sample."""
+    """Groups of the finished runs, with labels that tell them apart. Warns of runs that are no further sample."""
     table = {}
     for run in runs:
         if not run.finished or not math.isfinite(run.loss):
@@ -134,7 +134,7 @@ def groups_of(runs):
 
 
 def labels_of(groups):
-    """What sets each group apart, key by key; empty where nothing does."""
+    """What tells each group from the others, key by key; empty where nothing does."""
     labels = []
     for longest in LONGEST_VALUES:
         apart = differences([group.runs[0] for group in groups], longest)
@@ -146,7 +146,7 @@ def labels_of(groups):
 
 
 def pairs(groups):
-    """Groups to test against each other: those of two or more runs."""
+    """Pairs of groups to test against each other; each group has two or more runs."""
     several = [group for group in groups if len(group.runs) > 1]
     if len(several) <= MOST_PAIRED:
         return list(itertools.combinations(several, 2))
@@ -177,7 +177,7 @@ class Comparison:
 
 
 def figure(value, pattern):
-    """A number, and a dash for none."""
+    """A number as text; a dash for None."""
     return format(value, pattern) if math.isfinite(value) else DASH
 
 
@@ -211,7 +211,7 @@ def target_table(comparison):
 
 
 def ends_table(comparison):
-    """What it took to the target, where there is one, else to the last validation."""
+    """What the runs needed to reach the target or, without a target, until their last validation."""
     return last_table(comparison) if comparison.target is None else target_table(comparison)
 
 
@@ -254,7 +254,7 @@ def tables(comparison):
 
 
 def styles(comparison):
-    """Label, colour and dashes of each run: those of its group where there are groups of seeds."""
+    """Label, colour and dashes of each run. With groups of seeds, runs have those of their group."""
     if not comparison.seeded:
         return [(run.label, *chart.colour(i)) for i, run in enumerate(comparison.runs)]
     of_run = {id(run): (group.label, *chart.colour(i)) for i, group in enumerate(comparison.groups)
@@ -263,7 +263,7 @@ def styles(comparison):
 
 
 def scaled(largest, unit):
-    """Factor and name of an axis whose numbers stay short."""
+    """Factor and name of an axis whose numbers then stay short."""
     for factor, word in ((1e9, "billion "), (1e6, "million ")):
         if largest >= factor:
             return 1 / factor, word + unit

@@ -55,8 +55,8 @@ def read_run(folder):
 
 
 def read_runs(folders):
-    """Of each directory once, however often and by whatever path it is named. Warns of runs that are no further
-    sample."""
+    """The samples of the directories, each directory once, however often and by whatever path it is named. Warns of
+    runs that are no further sample."""
     runs = sorted(run for folder in distinct(folders) if (run := read_run(folder)))
     for seed, count in collections.Counter(run.seed for run in runs).items():
         if count > 1:
@@ -81,7 +81,7 @@ def table(runs, target):
 
 
 def p_value(runs, target):
-    """Of two or more runs."""
+    """The p-value of two or more runs against the target."""
     return t_test.below([run.validation_loss for run in runs], target)
 
 

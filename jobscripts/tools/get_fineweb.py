@@ -43,13 +43,13 @@ HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
 MAX_BYTES = HEADER_BYTES + 2 * (2**31 - 1)
 CHUNK = 1 << 20
 TRIES, WAIT_SECONDS, SILENCE_SECONDS = 6, 2, 60
-LONGEST_WAIT_SECONDS = 600  # that a server may ask for
+LONGEST_WAIT_SECONDS = 600  # longest wait that a server may ask for
 CUT = (http.client.HTTPException, ConnectionError, socket.timeout, TimeoutError)
-WRONG_ANSWER = (ValueError, UnicodeError)  # of urllib, for addresses and headers that cannot be
+WRONG_ANSWER = (ValueError, UnicodeError)  # urllib raises these for impossible addresses and headers
 
 
 def parse_arguments(words=None):
-    """Of the command line, where no words are given."""
+    """The arguments in `words`, or of the command line where None is given."""
     parser = argparse.ArgumentParser(description=tool.summary(__doc__))
     parser.add_argument("--dataset", choices=DATASETS, default="fineweb10B", help="default: %(default)s")
     parser.add_argument("--shards", type=int, default=8, metavar="N",
@@ -73,7 +73,7 @@ def parse_arguments(words=None):
 
 
 class Progress:
-    """A line of how far a file is: redrawn on a terminal, else printed once."""
+    """A line that says how much of a file has arrived: redrawn on a terminal, else printed once."""
 
     def __init__(self, label, size, have):
         self.label, self.size, self.have, self.begin, self.drawn = label, size, have, time.monotonic(), 0.0
@@ -96,7 +96,7 @@ class Progress:
 
 
 class Moved(urllib.request.HTTPRedirectHandler):
-    """Follows redirections, and keeps what the first answer says of the file that it points to."""
+    """Follows redirections, and keeps what the first answer says of the file to which it points."""
 
     def __init__(self):
         self.digest = None
@@ -110,13 +110,13 @@ class Moved(urllib.request.HTTPRedirectHandler):
 
 
 def place(url):
-    """Scheme, host and port."""
+    """Scheme, host and port of an address."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
 
 
 def access_token():
-    """Of Hugging Face, as the environment holds it; empty where it does not. Throws ToolError."""
+    """The access token for Hugging Face in the environment; empty where there is none. Throws ToolError."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if not re.fullmatch("[!-~]*", token):
         raise tool.ToolError("HF_TOKEN holds characters that no token has")
@@ -124,7 +124,7 @@ def access_token():
 
 
 def authorise(request):
-    """A redirection to another server goes without the token."""
+    """Adds the access token to a request. A redirection to another server does not carry it."""
     if token := access_token():
         request.add_unredirected_header("Authorization", f"Bearer {token}")
 
@@ -136,8 +136,8 @@ def digest_in(headers):
 
 
 def fetch_rest(url, part, label):
-    """Appends what is missing to the open file. Returns the SHA-256 of the whole where the server tells it. Throws one
-    of CUT where the connection ends early."""
+    """Appends what is missing to the open file. Returns the SHA-256 of the whole file, or None where the server does
+    not say it. Throws an exception of CUT where the connection ends early."""
     moved = Moved()
     with tool.using(part.name):
         have = part.seek(0, os.SEEK_END)
@@ -174,7 +174,7 @@ def fetch_rest(url, part, label):
 
 
 def begin_of(headers):
-    """The first byte of a part of a file, or None."""
+    """Offset of the first byte of a part of a file, or None."""
     found = re.match(r"bytes (\d{1,18})-", headers.get("Content-Range") or "")
     return int(found[1]) if found else None
 
@@ -187,8 +187,8 @@ def require_space(path, size):
 
 
 def fetch(url, path, label, check):
-    """Fetches a file into FILE.part, and renames it when it is whole and right, of which `check(FILE, SHA-256 or None)`
-    throws otherwise."""
+    """Fetches a file into FILE.part and renames it when it is complete and right. `check(FILE, SHA-256 or None)` throws
+    if it is not."""
     name = f"{path}.part"
     if os.path.lexists(name):
         tool.require_regular(name)
@@ -251,7 +251,7 @@ def fetch_in_tries(url, part, label):
 
 
 def retry_after(headers):
-    """Seconds that the server asks to wait for, as a number or until a date; 0 where it does not."""
+    """Seconds that the server asks to wait, which it gives as a number or a date; 0 if it does not ask."""
     value = (headers.get("Retry-After") or "").strip()
     if re.fullmatch("[0-9]{1,9}", value):
         return float(value)
@@ -264,7 +264,8 @@ def retry_after(headers):
 
 
 def verify(path, digest=None):
-    """Throws unless the file is a .bin file of tokens, whole, with the SHA-256 where that is known."""
+    """Throws ToolError unless the file is a complete .bin file of tokens with the SHA-256 `digest`, if this is
+    known."""
     tool.require_regular(path)
     with tool.using(path), open(path, "rb") as file:
         header, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
@@ -286,13 +287,13 @@ def digest_of(path):
 
 
 def verify_table(path, _=None):
-    """Throws unless the file is GPT-2's table."""
+    """Throws ToolError unless the file is GPT-2's table."""
     if digest_of(path) != TABLE_DIGEST:
         raise tool.ToolError(f"{path}: not GPT-2's table of byte-pair encoding")
 
 
 def server():
-    """Throws ToolError."""
+    """Address of the server. Throws ToolError."""
     address = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if not re.fullmatch(r"https?://[!-~]+", address):
         raise tool.ToolError(f"HF_ENDPOINT should be an address such as https://huggingface.co, not {address}")
@@ -317,7 +318,7 @@ def fetch_through_hub(hub, repository, name, directory):
 
 
 def get(repository, name, directory, label):
-    """The file of this name, fetched unless it is there."""
+    """The path of the file of this name, fetched unless it is there. Throws ToolError."""
     path = directory / name
     if os.path.lexists(path):
         try:
@@ -338,7 +339,7 @@ def get(repository, name, directory, label):
 
 
 def make_shard(program, path):
-    """FILE.h5 of FILE.bin."""
+    """Makes FILE.h5 from FILE.bin. Throws ToolError."""
     with tool.using(program):
         done = subprocess.run([program, "shard", str(path.with_suffix("")), str(path)], text=True, errors="replace",
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -350,7 +351,7 @@ def make_shard(program, path):
 
 
 def is_there(shard):
-    """Whether the shard has been made. Throws where another file has its name, such as an empty one."""
+    """Whether the shard has been made. Throws ToolError if another file has its name, such as an empty one."""
     if not os.path.lexists(shard):
         return False
     tool.require_regular(shard)
@@ -362,7 +363,7 @@ def is_there(shard):
 
 
 def get_all(arguments):
-    """What the arguments of the command line name, but for what is there. Throws ToolError."""
+    """Fetches and makes all that the arguments name and that is not there. Throws ToolError."""
     repository, prefix, _ = DATASETS[arguments.dataset]
     program = shutil.which(arguments.program)
     if not program and not arguments.bin_only:

@@ -16,7 +16,7 @@ WORK = ("size", "deck", "sequences", "length", "overrides")  # in which comparab
 @dataclass
 class Result:
     path: object
-    facts: dict  # of the file
+    facts: dict  # contents of the file
     label: str = ""
 
     def figure(self, name):
@@ -25,7 +25,7 @@ class Result:
         return math.nan if value is None else tool.require(value, float, self.path, name)
 
     def origin(self, name):
-        """A fact of the provenance as text. Hosts and devices have numbers of ranks."""
+        """A fact of the provenance as text, for hosts and devices with the number of ranks."""
         value = tool.field(self.facts, "provenance", dict, self.path).get(name, "—")
         return ", ".join(f"{what} ({n})" for what, n in value.items()) if isinstance(value, dict) else str(value)
 
@@ -38,7 +38,7 @@ class Result:
 
 
 def read_result(path):
-    """Throws ToolError."""
+    """Reads a benchmark.json. Throws ToolError."""
     facts = tool.read_json(path)
     if facts.get("format") != "nanorun benchmark" or facts.get("format_version") != 1:
         raise tool.ToolError(f"{path}: not a result of benchmark.sh of format version 1")
@@ -46,7 +46,7 @@ def read_result(path):
 
 
 def read_results(paths):
-    """With labels: the names of their directories. Warns of different work. Throws ToolError."""
+    """The results, labelled with the names of their directories. Warns if their work differs. Throws ToolError."""
     paths = distinct(paths)
     results = [read_result(path) for path in paths]
     for result, label in zip(results, name_runs([path.parent for path in paths])):
@@ -58,7 +58,7 @@ def read_results(paths):
 
 
 def number(value, how, unit="", factor=1):
-    """With its unit, and a dash for none."""
+    """A number with its unit; a dash for None."""
     return format(factor * value, how) + unit if math.isfinite(value) else "—"
 
 
@@ -68,7 +68,7 @@ def slowest(result):
 
 
 def memory(result):
-    """Of a rank, on its GPU where it has one."""
+    """Memory of a rank: of its GPU, if it has one."""
     device = result.figure("peak_device_memory_bytes")
     return number(device if math.isfinite(device) else result.figure("peak_memory_bytes"), ".2f", " GB", 1e-9)
 
@@ -126,7 +126,7 @@ def rows(results, texts):
 
 
 def text(results):
-    """Lines of a terminal."""
+    """The table as lines of a terminal."""
     heading = [["", *(result.label for result in results)]] if len(results) > 1 else []
     both = [rows(results, FIGURES), rows(results, ORIGINS)]
     return "\n\n".join(tool.aligned(heading + found, text=1 + len(results)) for found in both)

@@ -7,12 +7,12 @@ import os
 
 import tool
 
-KEPT_BYTES = 64  # of what was read last, by which a file that was begun anew is noticed
+KEPT_BYTES = 64  # last bytes that were read; if they have changed, the file was begun anew
 LARGEST = 1e30
 
 
 def number(record, key, where):
-    """The value of a key; not a number (nan) where it is absent, null, or none."""
+    """The value of a key of a line; nan where it is absent, null or not finite."""
     value = record.get(key)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return math.nan
@@ -20,28 +20,28 @@ def number(record, key, where):
 
 
 def tokens_of(line):
-    """Tokens of a step, by its line; not a number where that is not whole."""
+    """Tokens of a step, computed from its line; nan where the line lacks a field."""
     tokens = line.get("tokens_per_second", math.nan) * line.get("ms", math.nan) / 1e3
     return round(tokens) if math.isfinite(tokens) else math.nan
 
 
 class Trained:
-    """Tokens that a run has been trained on, by the number of its steps: the only place that counts them. Steps differ
-    in length where the deck has stages."""
+    """Tokens that a run has been trained on after so many steps. Only this class counts them: steps differ in length
+    where the deck has stages."""
 
     def __init__(self):
         self.steps, self.tokens = [0], [0]
 
     def add(self, step, tokens, total=math.nan):
-        """A step, counted from 1, of so many tokens, and those of all steps so far where they are known. Steps before
-        it that nothing is known of count like it."""
+        """Takes in step `step`, counted from 1, of `tokens` tokens. `total`: tokens of all steps so far, nan where they
+        are not known. Steps before it of which nothing is known count as many tokens as it."""
         if not math.isfinite(total):
             total = self.tokens[-1] + (step - self.steps[-1]) * tokens
         self.steps.append(step)
         self.tokens.append(total)
 
     def after(self, step):
-        """Between the steps that are known on the line that joins them."""
+        """Tokens after `step` steps, interpolated between the steps that are known."""
         i = bisect.bisect_left(self.steps, step)
         if i == len(self.steps) or self.steps[i] == step:
             return self.tokens[min(i, len(self.steps) - 1)]
@@ -87,7 +87,7 @@ class Metrics:
         return found
 
     def take(self, line):
-        """The record of a line, None where it is of another kind."""
+        """The record of a line; None for lines of another kind."""
         self.line += 1
         where = f"{self.path}: line {self.line}"
         with tool.using(where, ValueError, RecursionError, kind="JSON"):

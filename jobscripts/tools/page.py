@@ -38,7 +38,7 @@ code { font-size: .9em; background: #eef1f4; padding: .1em .3em; border-radius: 
 
 
 def table(rows, kind="figure", text=0):
-    """`kind` of the columns: "figure" or "text"; the first `text` columns are text."""
+    """A table. `kind` of the columns: "figure" or "text"; the first `text` columns are text."""
     def row(cells, tag):
         kinds = ["text"] * text + [kind] * (len(cells) - text)
         return "<tr>" + "".join(f'<{tag} class="{k}">{html.escape(str(c))}</{tag}>'
@@ -63,7 +63,7 @@ def section(title, *content):
 
 
 def side_by_side(*content):
-    """An even number of figures and tables, so that none stands beside empty space."""
+    """A row of figures and tables. Their number must be even, so that none stands beside empty space."""
     assert len(content) % 2 == 0
     return f'<div class="pairs">{"".join(content)}</div>'
 
@@ -73,13 +73,13 @@ def paragraph(text):
 
 
 def tiles(content):
-    """Of pairs: a figure, and what it is."""
+    """Tiles from pairs (figure, what it is)."""
     return '<div class="tiles">' + "".join(
         f'<div class="tile"><b>{html.escape(b)}</b><span>{html.escape(s)}</span></div>' for b, s in content) + "</div>"
 
 
 def document(title, subtitle, *body, head=""):
-    """`head`: further elements of the page's head."""
+    """The page. `head`: further elements of its head."""
     title = html.escape(title)
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f'<meta name="viewport" content="width=device-width">'

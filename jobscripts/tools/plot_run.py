@@ -20,7 +20,7 @@ import tool
 from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, missing_rows, read_trace, train_seconds,
                         updates_before)
 
-# Of trace.json, in the order in which a legend names them.
+# Phases of trace.json, in the order in which a legend names them.
 PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other"]
 # By the name of --against.
@@ -60,7 +60,7 @@ def colours(phases):
 
 
 def places(trace, against):
-    """Where the x axis has the begin of each step and the end of the last one, and the validations."""
+    """Positions on the x axis of the begin of each step and the end of the last one, and of the validations."""
     import numpy as np
 
     rows = updates_before(trace, trace["validation_step"])
@@ -71,7 +71,7 @@ def places(trace, against):
 
 
 def draw_losses(axes, trace, against, note=""):
-    """`note`: what the training loss is, where that needs to be said."""
+    """Draws the losses. `note` says what the training loss is, where it is not the usual one."""
     import numpy as np
 
     (*step, _), validations = places(trace, against)
@@ -99,7 +99,8 @@ def draw_losses(axes, trace, against, note=""):
 
 
 def draw_step_time(axes, trace, colour, against):
-    """Stacked, mean over ranks; validation, checkpoints and output come only now and then and are left out."""
+    """Draws the time per step, stacked by phase, mean over ranks. Validation, checkpoints and output are left out,
+    since they come only now and then."""
     import numpy as np
     from matplotlib.patches import Patch
 
@@ -144,20 +145,20 @@ def draw_phases(axes, trace, colour):
 
 
 def shade_gaps(axes, trace):
-    """Covers what an axis of steps draws where no rows are."""
+    """Covers the parts of an axis of steps for which there are no rows."""
     for first, end in gaps(trace):
         axes.axvspan(first, end, facecolor="white", edgecolor=FAINT, hatch="///", linewidth=0, zorder=3)
 
 
 def gaps_of_run(folder, trace):
-    """gaps() up to the last step of a run that has ended."""
+    """gaps(), up to the last step if the run has ended."""
     path = folder / "summary.json"
     merits = tool.read_json(path) if os.path.lexists(path) else {}
     return gaps(trace, tool.field(merits, "steps", int, path) if "steps" in merits else 0)
 
 
 def note_of(folder):
-    """On the training loss, by the deck of the run, where that is there."""
+    """A note on the training loss, from the run's deck; empty without a deck."""
     import runs
 
     return runs.weighted_note(runs.read_deck(folder)) if os.path.lexists(folder / "deck.toml") else ""
@@ -177,12 +178,12 @@ def heading(folder, trace):
 
 
 def plain(text):
-    """Text as matplotlib draws it, without mathematics, and bytes that are no text as \\xff."""
+    """Text as matplotlib should draw it: without mathematics, and bytes that are no text as \xff."""
     return tool.visible(text).replace("$", r"\$")
 
 
 def wrapped(text, width):
-    """As plain(), in lines of so many characters at most."""
+    """plain() text in lines of at most `width` characters."""
     return "\n".join(map(plain, textwrap.wrap(text, width)))
 
 
@@ -268,7 +269,7 @@ def read_step(path, step, rank):
 
 
 def draw_step(title, step, output):
-    """One row a stream."""
+    """Draws what ran on the streams in one step, one row a stream."""
     from matplotlib.patches import Patch
 
     found = {span.name for span in step.spans}

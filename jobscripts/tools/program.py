@@ -13,15 +13,15 @@ import sys
 import tool
 from study.launch import environment, find_launcher, find_program, run_to_end
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository, or PREFIX/share/nanorun
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # top of the repository, or PREFIX/share/nanorun
 LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
 BUILDS = ("cpu", "gpu")
-KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # of a deck, before its value
+KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # a key of a deck, before its value
 COMMAND = "\n$ "  # before a command in a log
 
 
 def default_program():
-    """That of the repository's build or of the prefix, or else the one on the PATH."""
+    """The nanorun of the repository's build or of the prefix, or else the one on the PATH."""
     presets = ("h100", "cpu") if os.path.exists("/dev/nvidiactl") else ("cpu",)
     places = [ROOT / "build" / preset / "bin" for preset in presets]
     if not (ROOT / "CMakeLists.txt").exists():
@@ -30,8 +30,8 @@ def default_program():
 
 
 def parse(parser, owned, owner):
-    """The arguments of the command line, with those that say what starts where, and `override`, the keys of the deck
-    after "--", of which `owned` may not be given. Throws ToolError."""
+    """The parsed command line. Adds the arguments that say what starts where, and `override`: keys of the deck after
+    "--". Keys in `owned` are refused there. Throws ToolError."""
     parser.add_argument("--ranks", type=int, metavar="N",
                         help="ranks (default: as many as there are GPUs or cores, and divide the sequences of a step)")
     parser.add_argument("--program", default=default_program(), metavar="PATH", help="nanorun (default: %(default)s)")
@@ -59,7 +59,7 @@ def require_overrides(overrides, where, owned, owner):
 
 
 def make_directory(out):
-    """The absolute path of the directory of the result."""
+    """Makes the directory of the result and returns its absolute path."""
     if not str(out.absolute()).isprintable():
         raise tool.ToolError("--out: the path of the directory has characters that cannot be seen")
     with tool.using(f"--out: {out}"):
@@ -68,7 +68,8 @@ def make_directory(out):
 
 
 def take_lock(directory):
-    """An open file, locked until this process ends. Throws ToolError where another tool holds the lock."""
+    """Returns an open file that stays locked until this process ends. Throws ToolError where another tool holds the
+    lock."""
     path = directory / "lock"
     with tool.using(path):
         file = open(path, "a")
@@ -82,12 +83,12 @@ def take_lock(directory):
 
 
 def pattern(path):
-    """A path for a list of shards in a deck, as none of its characters stands for others."""
+    """A path for a list of shards in a deck, with every character quoted that would stand for others."""
     return re.sub(r"([][*?\\])", r"\\\1", str(path))
 
 
 def last_words(text):
-    """What the program said at last of what is wrong, or else the last line."""
+    """The last line in which the program says what is wrong, or else the last line."""
     lines = [line for line in text.splitlines() if line.strip(" -=")]  # without mpirun's rulers
     said = ([line for line in lines if line.startswith("nanorun: ")] or
             [line for line in lines if "exited on signal" in line] or lines)
@@ -95,7 +96,7 @@ def last_words(text):
 
 
 class Program:
-    """Throws ToolError where it cannot be started."""
+    """The nanorun to start, with its launcher. Throws ToolError where it cannot be started."""
 
     def __init__(self, name, launcher):
         self.path = find_program(name)
@@ -110,7 +111,7 @@ class Program:
             raise tool.ToolError(f"{self.path} sees no GPU")
 
     def call(self, *arguments):
-        """Standard output of the program on one rank. Throws ToolError."""
+        """Runs the program on one rank and returns its standard output. Throws ToolError."""
         with tool.using(self.path):
             job = subprocess.run([self.path, *arguments], env=environment(), stdin=subprocess.DEVNULL, text=True,
                                  errors="replace", capture_output=True)
@@ -119,8 +120,8 @@ class Program:
         return job.stdout
 
     def start(self, ranks, arguments, log, saves=False):
-        """Runs to the end on so many ranks. Exit code; the command and what it printed follow in the file `log`. With
-        `saves` a signal stops the run with a checkpoint."""
+        """Runs the program on `ranks` ranks, waits for its end and returns the exit code. Appends the command and its
+        output to the file `log`. With `saves` a signal stops the run with a checkpoint."""
         command = [*self.launcher, str(ranks), self.path, *arguments]
         with tool.using(log):
             log.parent.mkdir(exist_ok=True)
@@ -129,7 +130,7 @@ class Program:
                 return run_to_end(command, file, saves)
 
     def choose_ranks(self, wanted, sequences):
-        """Of a step with so many sequences. Throws ToolError."""
+        """Number of ranks for steps of `sequences` sequences: `wanted`, or what the machine has. Throws ToolError."""
         if wanted is None:
             return max(n for n in range(1, max(1, min(self.devices, sequences)) + 1) if sequences % n == 0)
         if sequences % wanted:

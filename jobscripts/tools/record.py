@@ -27,8 +27,8 @@ import runs
 import t_test
 import tool
 
-SCRIPT = "record.sh"  # which starts this tool
-BAR = 0.01  # of the p-value
+SCRIPT = "record.sh"  # the script that starts this tool
+BAR = 0.01  # largest p-value of a record
 MISSED = 3  # exit code
 STOPPED = 75  # exit code of the program
 OWNED = ("run.name", "run.seed", "run.outputs")
@@ -60,7 +60,7 @@ def parse_arguments():
 
 
 class Record:
-    """What is run, where and how."""
+    """The runs of one command: the deck, the seeds, where and how they run."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -78,7 +78,7 @@ class Record:
         self.lock = program.take_lock(self.out)
 
     def resolve(self):
-        """The deck with every key, as the program prints it. Throws ToolError where it cannot be trained."""
+        """The deck with every key, as the program prints it. Throws ToolError where the deck cannot be trained."""
         plan = self.program.call("train", str(self.arguments.deck), *self.overrides, "--dry-run")
         sections = [part for part in plan.split("\n\n") if part.startswith("[")]
         if not sections:
@@ -89,7 +89,7 @@ class Record:
         return self.out / f"seed_{seed}"
 
     def words(self, seed):
-        """Arguments of the program."""
+        """Arguments of the program for a seed."""
         return ("train", str(self.arguments.deck), *self.overrides, f"run.seed={seed}", f"run.name=seed_{seed}",
                 f"run.outputs={tool.toml_string(self.out)}")
 
@@ -98,7 +98,7 @@ class Record:
 
 
 def move_data(deck, directory):
-    """Keys that replace the directory of whatever data the deck names."""
+    """Overrides that replace the directory of all data that the deck names."""
     def moved(key):
         return [os.path.join(program.pattern(directory), os.path.basename(path)) for path in deck[key]]
 
@@ -109,7 +109,8 @@ def move_data(deck, directory):
 
 
 def fineweb_directory(patterns, name):
-    """That of the one pattern which the file of FineWeb matches and may be fetched for, else None."""
+    """The directory into which a file of FineWeb may be fetched: that of the only pattern that matches its name, else
+    None."""
     if len(patterns) != 1 or not fnmatch.fnmatchcase(name, os.path.basename(patterns[0])):
         return None
     directory = os.path.dirname(patterns[0])
@@ -118,7 +119,7 @@ def fineweb_directory(patterns, name):
 
 
 def count(directory, pattern):
-    """Files that match the pattern's last part."""
+    """Number of files in the directory that match the last part of the pattern."""
     try:
         return len(fnmatch.filter(os.listdir(directory), os.path.basename(pattern)))
     except OSError:
@@ -126,7 +127,8 @@ def count(directory, pattern):
 
 
 def fetch_missing(record):
-    """Fetches what the deck names of FineWeb and is not there. Of other data the program says what is wrong."""
+    """Fetches the files of FineWeb that the deck names and that are not there. It leaves other data to the program,
+    which says what is wrong."""
     deck, wanted = record.deck, record.arguments.shards
     train, validation = deck["data.train"], deck["data.validation"]
     directory = fineweb_directory(train, TRAIN)
@@ -156,19 +158,19 @@ def fetch_missing(record):
 
 
 def read_summary(folder):
-    """Of a run that has made all its steps, else None."""
+    """The summary of a run that has made all its steps, else None."""
     summary = runs.read_summary(folder) if folder.is_dir() else {}
     return summary if summary.get("finished") and summary.get("final_val_loss") is not None else None
 
 
 def changes_training(key):
-    """Or the time of its steps. The other keys may differ whenever a run goes on."""
+    """Whether the key changes the training or the time of its steps. All other keys may change when a run goes on."""
     return (not key.startswith(("run.", "stop.", "checkpoint.")) or
             key in ("run.seed", "run.reproducible", "checkpoint.weights"))
 
 
 def require_same(record, seed):
-    """A run that is there must be of this command. Throws ToolError."""
+    """Throws ToolError if the directory of the seed holds a run of another command."""
     folder = record.folder(seed)
     summary = read_summary(folder)
     if not os.path.lexists(folder / "deck.toml"):
@@ -187,14 +189,15 @@ def require_same(record, seed):
 
 
 def data_of(folder):
-    """Of a finished run: "train" and "validation" -> shards, tokens and checksum; of earlier programs nothing."""
+    """The data of a finished run: "train" and "validation" -> shards, tokens and checksum. Empty in runs of earlier
+    programs."""
     path, summary = folder / "summary.json", read_summary(folder) or {}
     data = tool.require(summary.get("data", {}), dict, path, "data")
     return {part: tool.require(read, dict, path, f"data.{part}") for part, read in data.items()}
 
 
 def require_same_data(record):
-    """The runs that have finished must have read the same tokens. Throws ToolError."""
+    """Throws ToolError unless the finished runs have read the same tokens."""
     # Where documents are packed, a run that was continued may have opened another number of training shards.
     packs = record.deck["data.packing"] == "documents"
     first, of_first = None, {}
@@ -215,7 +218,7 @@ def text_of(value):
 
 
 def train(record, seed):
-    """Runs to the end, from wherever the run was interrupted. Throws ToolError."""
+    """Trains one seed to the end, from where it was interrupted. Throws ToolError."""
     name, log = f"seed {seed} of {record.arguments.seeds}", record.folder(seed).with_suffix(".log")
     if read_summary(record.folder(seed)):
         tool.say(f"{name}: has finished")
@@ -247,7 +250,7 @@ def train_all(record):
 
 
 def judge(samples, target):
-    """Whether the bar holds, and the sentence that says so."""
+    """Whether the bar holds, and the sentence that says so. `samples`: one for each seed."""
     mean = statistics.mean(sample.validation_loss for sample in samples)
     whose = "The record's bar" if target == runs.TARGET else f"The bar of --target {target:g}"
     bar = f"mean validation loss below {target:g} with p < {BAR:g}"
@@ -259,15 +262,14 @@ def judge(samples, target):
 
 
 def origin(folder):
-    """Where the figures of a run come from, as far as its program has said so."""
+    """Where the figures of a run come from, as far as its program has recorded it."""
     path, summary = folder / "summary.json", read_summary(folder)
     kinds = {"first_step": int, "data": dict, "provenance": dict}
     return {key: tool.require(summary.get(key, kind()), kind, path, key) for key, kind in kinds.items()}
 
 
 def remarks(runs_found):
-    """Lines on what keeps the runs from being repetitions of one and the same, and their times from being a record's.
-    """
+    """Lines on what makes the runs differ by more than their seeds, and their times no times of a record."""
     lines = []
     continued = [str(run["seed"]) for run in runs_found if run["first_step"]]
     if continued:
@@ -299,7 +301,7 @@ def result(record, samples):
 
 
 def heading(found):
-    """What was run, of the result."""
+    """Title of the result: what was run."""
     words = shlex.join([found["deck"], *found["overrides"]])
     provenance = found["runs"][0]["provenance"]
     build = " ".join(str(provenance.get(key, "")) for key in ("version", "commit")).strip()

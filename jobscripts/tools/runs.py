@@ -20,7 +20,7 @@ BUILD = ("version", "commit", "compiler", "flags", "mpi", "hdf5", "blas", "kokko
 class Validation:
     step: int
     loss: float
-    seconds: float  # of training
+    seconds: float  # seconds of training until then
     tokens: float
 
 
@@ -31,9 +31,9 @@ class Run:
     summary: dict  # empty while there is none
     validations: list
     label: str = ""
-    seconds: float = math.nan  # of training, at the end
+    seconds: float = math.nan  # seconds of training at the end
     steps: int = 0
-    loss: float = field(init=False)  # of the last validation
+    loss: float = field(init=False)  # loss of the last validation
 
     def __post_init__(self):
         path = self.folder / "summary.json"
@@ -58,7 +58,7 @@ class Run:
         return self.deck.get("run.seed")
 
     def group(self):
-        """Equal for runs that differ in their seeds alone."""
+        """What runs share that differ only in their seeds."""
         return json.dumps({key: value for key, value in self.deck.items() if key not in OWN_KEYS}, default=str,
                           sort_keys=True)
 
@@ -75,7 +75,7 @@ def distinct(folders):
 
 
 def flat(deck, prefix=""):
-    """The keys of a deck as the command line names them, such as train.steps and stage.0.length."""
+    """The keys of a deck by the names of the command line, such as train.steps and stage.0.length."""
     keys = {}
     for key, value in deck.items():
         if isinstance(value, list) and value and all(isinstance(table, dict) for table in value):
@@ -85,7 +85,7 @@ def flat(deck, prefix=""):
 
 
 def weighted_stages(deck):
-    """Numbers of the stages whose training loss is a weighted sum over several targets, by the keys of a deck."""
+    """Numbers of the stages whose training loss is a weighted sum over several targets. `deck`: key -> value."""
     found = set()
     for key, value in deck.items():
         stage = re.fullmatch(r"stage\.([0-9]+)\.(targets|targets_end|prefix|prefix_end)", key)
@@ -96,7 +96,7 @@ def weighted_stages(deck):
 
 
 def weighted_note(deck):
-    """What to say of the training loss; empty where it is the cross-entropy of the next token."""
+    """A note on the training loss; empty where it is the cross-entropy of the next token."""
     stages = weighted_stages(deck)
     if not stages:
         return ""
@@ -108,7 +108,7 @@ def read_deck(folder):
 
 
 def read_summary(folder):
-    """summary.json, an empty object where there is none yet."""
+    """The object of summary.json; empty where there is none yet."""
     path = folder / "summary.json"
     if not os.path.lexists(path):
         return {}
@@ -144,7 +144,8 @@ def from_trace(path):
 
 
 def read_run(folder):
-    """Of metrics.jsonl or, in a run of an earlier program, of trace.h5. Throws ToolError."""
+    """The Run in a directory, from metrics.jsonl, or from trace.h5 where an earlier program has written it. Throws
+    ToolError."""
     deck = read_deck(folder)
     path = folder / "metrics.jsonl"
     if os.path.lexists(path):
@@ -155,13 +156,13 @@ def read_run(folder):
 
 
 def name_runs(folders):
-    """A label for each directory: its name, where that is not clear its path."""
+    """A label for each directory: its name, or its path where several have the name."""
     names = [os.path.basename(os.path.realpath(folder)) for folder in folders]
     return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders)]
 
 
 def read_runs(folders):
-    """Runs with labels. Throws ToolError."""
+    """The runs in the directories, with labels. Throws ToolError."""
     folders = distinct(folders)
     found = [read_run(folder) for folder in folders]
     for run, label in zip(found, name_runs(folders)):

@@ -40,7 +40,7 @@ def parse_arguments():
 class Task:
     name: str
     overrides: list  # section.key=value
-    steps: object  # of the whole run; None where the deck leaves it open
+    steps: object  # steps of the whole run; None where the deck leaves them open
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Sweep:
     deck: str
     name: str
     target: float  # None: there is none
-    outputs: pathlib.Path  # which holds the runs' directories
+    outputs: pathlib.Path  # folder of the runs' directories
     tasks: list
 
     def folder(self, task):
@@ -82,12 +82,12 @@ def printable(text, path, key):
 
 
 def name_part(text):
-    """What of a value can stand in the name of a directory."""
+    """What can stand of a value in the name of a directory."""
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.strip('"[]'))
 
 
 def filled(table, key, path):
-    """A list that is not empty and has no value twice."""
+    """The list under a key of the table. Throws ToolError where it is empty or has a value twice."""
     values = tool.field(table, key, list, path)
     if not values:
         raise tool.ToolError(f"{path}: {key} is empty")
@@ -97,7 +97,7 @@ def filled(table, key, path):
 
 
 def read_grid(table, path):
-    """Key -> values as text."""
+    """The grid: key -> values as text."""
     grid = tool.field(table, "grid", dict, path) if "grid" in table else {}
     for key in grid:
         if not KEY.fullmatch(key):
@@ -109,7 +109,7 @@ def read_grid(table, path):
 
 
 def require_tables(grid, table, deck, path):
-    """The deck must have the stages and groups that the grid names."""
+    """Throws ToolError unless the deck has the stages and groups that the grid names."""
     for key in grid:
         kind, index = KEY.fullmatch(key).groups()
         count = len(tool.field(table, kind, list, deck)) if kind in table else 0
@@ -118,15 +118,15 @@ def require_tables(grid, table, deck, path):
 
 
 def read_deck(table, deck):
-    """Outputs and steps, where the deck gives them."""
+    """Outputs and steps, as far as the deck gives them."""
     run, train = (tool.field(table, key, dict, deck) if key in table else {} for key in ("run", "train"))
     outputs = tool.field(run, "outputs", str, deck) if "outputs" in run else "outputs"
     return pathlib.Path(outputs), train.get("steps")
 
 
 def expand(name, seeds, grid, steps, path):
-    """The tasks: combinations in the order of the file, the seeds of each one after the other. Their names have the
-    values of the keys that have several."""
+    """The tasks: combinations in the order of the file, the seeds of each one after the other. Names hold the values of
+    those keys that have several."""
     tasks = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values))
@@ -146,7 +146,7 @@ def expand(name, seeds, grid, steps, path):
 
 
 def read_sweep(path):
-    """Throws ToolError."""
+    """Reads a sweep file. Throws ToolError."""
     table = tool.read_toml(path)
     for key in table.keys() - KEYS:
         raise tool.ToolError(f"{path}: {key} is no key of a sweep; those of the deck stand in [grid]")

@@ -18,7 +18,7 @@ def standard_error(values):
 
 
 def below(values, target):
-    """P-value of a one-sided t test: how likely so low a mean of two or more values is if the expected one is the
+    """P-value of a one-sided t test: how likely two or more values have so low a mean if their expected value is the
     target."""
     t = distribution()
     error, difference = standard_error(values), statistics.mean(values) - target
@@ -35,8 +35,9 @@ def interval(values, confidence=0.95):
 
 
 def welch(first, second, confidence=0.95):
-    """Welch's two-sided test of two groups of two or more values each: the difference of their means, first - second,
-    its confidence interval, and how likely a difference as large is if both have the same expected value."""
+    """Welch's two-sided t test of two groups of two or more values each. Returns the difference of the means, first -
+    second, its confidence interval, and the p-value: how likely so large a difference is if both have the same expected
+    value."""
     t = distribution()
     mean = statistics.mean(first) - statistics.mean(second)
     parts = [standard_error(group) ** 2 for group in (first, second)]

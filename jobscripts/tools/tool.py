@@ -18,7 +18,7 @@ import stat
 import sys
 from pathlib import Path
 
-MAX_TOML_BYTES, MAX_NESTING = 1 << 20, 16  # as nanorun reads decks; deeper ones exhaust the parser's stack and memory
+MAX_TOML_BYTES, MAX_NESTING = 1 << 20, 16  # nanorun's limits on decks; deeper nesting exhausts the parser's stack
 # What is skipped when nesting is counted: strings, closed or not, and comments; and what changes it.
 TOML_PART = re.compile(r'''
     (?P<skipped> \"{3} (?:\\.|[^\\])*? (?:\"{3,5}|\Z) | \'{3} .*? (?:\'{3,5}|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
@@ -32,7 +32,7 @@ WRONG, NOT_DONE = 2, 1  # exit codes: arguments or files are not what they shoul
 
 
 class ToolError(Exception):
-    """What is wrong, for the user."""
+    """A message for the user that ends the tool."""
 
     def __init__(self, message, code=WRONG):
         super().__init__(one_line(message))
@@ -40,13 +40,13 @@ class ToolError(Exception):
 
 
 def one_line(text):
-    """Without line ends and control characters, and not too long."""
+    """Text without line ends and control characters, cut to a moderate length."""
     line = " ".join("".join(c if c.isprintable() else " " for c in visible(text)).split())
     return line if len(line) <= 400 else line[:397] + "..."
 
 
 def visible(text):
-    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 stand as \\xff."""
+    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 become \xff."""
     try:
         data = str(text).encode(errors="surrogateescape")
     except UnicodeEncodeError:  # half of a pair, as JSON can hold it
@@ -56,8 +56,8 @@ def visible(text):
 
 @contextlib.contextmanager
 def using(name, *damage, kind=""):
-    """Names the file in what the system refuses, and in the exceptions `damage` of contents that are not of the kind.
-    """
+    """Turns errors of the system into a ToolError that names the file. The exceptions `damage`, which contents raise,
+    become one too: "NAME: not KIND"."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,8 @@ def using(name, *damage, kind=""):
 
 
 def require_regular(path):
-    """Directories cannot be read, and pipes and devices may never end."""
+    """Throws ToolError unless the path is a regular file: directories cannot be read, and pipes and devices may never
+    end."""
     with using(path, ValueError, kind="a path"):
         mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
@@ -88,7 +89,7 @@ def has_locks(path):
 
 
 def read_text(path):
-    """The text of a file, without a byte-order mark, and with line feeds whatever its lines end with."""
+    """The text of a file, without a byte-order mark and with line feeds at the ends of lines."""
     require_regular(path)
     with using(path, UnicodeDecodeError, kind="UTF-8"):
         return Path(path).read_text(encoding="utf-8-sig")
@@ -103,7 +104,7 @@ def read_json(path):
 
 
 def require_shallow(path, text):
-    """Brackets and dotted keys must not nest deeper than a parser can follow."""
+    """Throws ToolError if brackets and dotted keys nest deeper than a parser can follow."""
     depth, outside = 0, []  # the depth around each open bracket
     for part in TOML_PART.finditer(text):
         mark = part[0]
@@ -144,7 +145,7 @@ def answer(sender, function, path):
 
 
 def read_apart(function, path):
-    """`function(path)` in a process of its own, since HDF5 may crash or never end where a file is damaged."""
+    """Calls `function(path)` in a process of its own: HDF5 may crash or never end if the file is damaged."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     reader = multiprocessing.get_context("fork").Process(target=answer, args=(sender, function, path), daemon=True)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process alone
@@ -165,14 +166,14 @@ def read_apart(function, path):
 
 
 def write(path, data):
-    """Writes text or bytes."""
+    """Writes text or bytes to a file."""
     with using(path, ValueError, kind="a path"):
         Path(path).write_bytes(visible(data).encode() if isinstance(data, str) else data)
 
 
 def replace(path, text):
-    """Writes a file that others may be reading: they see it as it was or as it is, whole. What is no regular file is
-    written to."""
+    """Replaces the text of a file as a whole: other readers see the old or the new one. Writes directly to what is no
+    regular file."""
     path = Path(path)
     if os.path.lexists(path) and not os.path.isfile(path):
         write(path, text)
@@ -193,25 +194,25 @@ KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a st
 
 
 def require(value, kind, path, key, least=-1e15, most=1e15):
-    """`value`, which must be of the kind and, if a number, within the bounds."""
+    """Returns `value` if it is of the kind and, for a number, within the bounds. Throws ToolError otherwise."""
     accepted = (int, float) if kind is float else kind
     right = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
     if right and kind in (int, float):
-        right = least <= value <= most  # of integers too that no float can hold
+        right = least <= value <= most  # also refuses integers that no float can hold
     if not right:
         raise ToolError(f"{path}: {key} should be {KINDS[kind]}, not {json.dumps(value, default=str)[:60]}")
     return value
 
 
 def field(table, key, kind, path, **bounds):
-    """The value of a key of a file."""
+    """The value of a key of a table in a file, checked by require()."""
     if key not in table:
         raise ToolError(f"{path}: {key} is missing")
     return require(table[key], kind, path, key, **bounds)
 
 
 def toml_string(text):
-    """Text as a string of TOML, which is one of JSON but for the control character that JSON does not escape."""
+    """Text as a TOML string. It is a JSON string but for one control character, which JSON does not escape."""
     return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -225,13 +226,13 @@ def need(*names):
             how = ("take Python 3.11 or newer" if name == "tomllib" else
                    f"apt-get install python3-{package}, or pip install {package}")
             raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
-        except (OSError, ValueError) as error:  # of the module's own settings
+        except (OSError, ValueError) as error:  # from the module's own settings
             raise ToolError(f"the module {name} cannot be loaded: {error}") from None
     return module
 
 
 def summary(documentation):
-    """The first paragraph of a tool's documentation, which Python leaves out under -OO."""
+    """The first paragraph of a tool's documentation; empty under -OO, where Python leaves it out."""
     return (documentation or "").split("\n\n")[0]
 
 
@@ -243,7 +244,7 @@ def parse(parser, words=None):
 
 
 def directory(text):
-    """For argparse: a path that is not empty, as an unset variable of the shell leaves it."""
+    """A path, for argparse. Refuses an empty one, which an unset variable of the shell leaves."""
     if not text:
         raise argparse.ArgumentTypeError("the name of the directory is empty")
     return Path(text)
@@ -251,7 +252,8 @@ def directory(text):
 
 @contextlib.contextmanager
 def printing():
-    """Standard output. Where nobody reads it any more, as behind `head`, the tool goes on, and its words are lost."""
+    """A context in which standard output may be written. If nobody reads it any more, as behind `head`, the tool goes
+    on and the output is lost."""
     with using("standard output"):
         try:
             yield
@@ -266,7 +268,7 @@ def say(text):
 
 
 def aligned(rows, text=1):
-    """Lines of a terminal: the first `text` columns to the left, the others to the right."""
+    """Rows as lines of a terminal: the first `text` columns to the left, the others to the right."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) if i < text else cell.rjust(width)
@@ -274,7 +276,7 @@ def aligned(rows, text=1):
 
 
 def warn(text):
-    """Prints a line on standard error, where that can be written."""
+    """Prints a line on standard error, if that can be written."""
     try:
         if sys.stderr:
             print(visible(text), file=sys.stderr, flush=True)
@@ -283,13 +285,14 @@ def warn(text):
 
 
 def discard(descriptor):
-    """What cannot be printed must not be tried again at the end of the process."""
+    """Redirects a descriptor that cannot be written to /dev/null, so that Python does not try again at the end of the
+    process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def run(main, name=""):
-    """Runs a tool and ends the process. `main` returns the exit code, None for 0; `name` is what the user has started,
-    where that is not the tool itself."""
+    """Runs a tool and ends the process. `main` returns the exit code, None for 0. `name`: what the user has started, if
+    it is not the tool itself."""
     name = name or Path(sys.argv[0]).name
     if sys.stdout:
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -305,7 +308,7 @@ def run(main, name=""):
 def call(main):
     try:
         code = main()
-    except SystemExit as end:  # of argparse
+    except SystemExit as end:  # argparse exits so
         code = end.code
     with printing():
         if sys.stdout:

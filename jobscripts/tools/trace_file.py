@@ -10,7 +10,7 @@ OCCASIONAL = {"validation", "checkpoint", "output"}
 # With their dimensions.
 DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
             "validation_loss": 1}
-EARLIER_NAMES = {"agree": "sync"}  # of phases, in traces of earlier programs
+EARLIER_NAMES = {"agree": "sync"}  # names of phases in traces of earlier programs
 # Least and most of what a dataset may hold; losses may be no numbers too.
 BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
           "communication": (0, 1e12)}
@@ -18,7 +18,7 @@ MAX_LOSS = 1e30
 
 
 def open_for_reading(path):
-    """An HDF5 file. Waits while a run writes it; takes no lock where the file system has none."""
+    """Opens an HDF5 file. Waits while a run writes it; takes no lock where the file system has none."""
     import h5py
 
     for _ in range(60):
@@ -55,7 +55,7 @@ def read_datasets(path):
 
 
 def cut(trace):
-    """Leaves out rows that are not whole: /step is written last."""
+    """Leaves out rows that are not complete: /step is written last."""
     for steps, names in (("step", ("ranks", "tokens", "loss", "seconds", "communication")),
                          ("validation_step", ("validation_loss",))):
         for name in names:
@@ -63,7 +63,7 @@ def cut(trace):
 
 
 def fault(trace, phases):
-    """What cannot be in a trace, or None."""
+    """What is impossible in a trace, or None."""
     import numpy as np
 
     steps, columns = len(trace["step"]), trace["seconds"].shape[1]
@@ -118,14 +118,14 @@ def gaps(trace, end=0):
 
 
 def missing_rows(missing):
-    """Pairs of gaps() in words, as the log counts steps."""
+    """The pairs of gaps() in words, with steps counted from 1 as in the log."""
     text = ", ".join(str(end) if end == first + 1 else f"{first + 1} to {end}" for first, end in missing)
     return f"no rows of steps {text}"
 
 
 def train_seconds(trace):
-    """Seconds of training at the end of each step, by the clock of rank 0: without validation, checkpoints and output.
-    """
+    """Seconds of training at the end of each step, by the clock of rank 0, without validation, checkpoints and
+    output."""
     columns = [i for i, name in enumerate(trace["phases"]) if name not in OCCASIONAL]
     return trace["seconds"].filled(0)[:, 0, columns].sum(axis=1).cumsum()
 

@@ -61,7 +61,7 @@ def parse_arguments():
 
 
 class Watched:
-    """One run: its metrics, and how far it is."""
+    """One run: its metrics and how far it has come."""
 
     def __init__(self, folder, label, once=False):
         self.folder, self.label = folder, label
@@ -71,7 +71,7 @@ class Watched:
         self.old = 0 if once else self.time_of("summary.json")
 
     def time_of(self, name):
-        """When a file was written last; 0 where there is none."""
+        """When a file was last written, in ns; 0 where there is none."""
         try:
             return os.stat(self.folder / name).st_mtime_ns
         except OSError:
@@ -97,7 +97,7 @@ class Watched:
 
     @property
     def steps(self):
-        """Of the whole run, 0 where that is not known."""
+        """Steps of the whole run; 0 where that is not known."""
         steps = self.deck.get("train.steps", 0)
         return steps if isinstance(steps, int) else 0
 
@@ -110,7 +110,7 @@ class Watched:
         return "running" if self.metrics.steps or self.metrics.validations else "not begun"
 
     def last(self, key):
-        """The newest value of a figure."""
+        """The newest value of a figure; nan where there is none."""
         lines = self.metrics.validations if key.startswith("validation_") else self.metrics.steps
         return lines[-1].get(key, math.nan) if lines else math.nan
 
@@ -119,7 +119,7 @@ class Watched:
         return value if isinstance(value, int) and value > 0 else 0
 
     def validations_left(self):
-        """Those behind the last line."""
+        """Validations that are still to come."""
         if not self.whole_number("validation.tokens") or not self.deck.get("data.validation"):
             return 0
         made = self.metrics.validations[-1]["step"] if self.metrics.validations else -1
@@ -129,8 +129,8 @@ class Watched:
         return self.steps // every - (first - 1) // every + (self.steps % every > 0)
 
     def seconds_left(self):
-        """Steps as the recent ones, validations as the last one; before the first one as the forward pass, a third of
-        the time, of as many tokens in training."""
+        """Estimated seconds until the end: steps take the mean of the recent ones, validations the time of the last
+        one. Before the first validation, one is expected to take a third of the training time of as many tokens."""
         recent = self.metrics.steps[-RECENT:]
         if self.ended or not recent or not self.steps:
             return math.nan
@@ -167,7 +167,7 @@ def clock(seconds):
 
 
 def shown(value, pattern, unit=""):
-    """A number, and a dash for none."""
+    """A number as text; a dash where there is none."""
     return f"{value:{pattern}}{unit}" if math.isfinite(value) else "—"
 
 
@@ -202,7 +202,7 @@ def loss_chart(watched, across, name):
 
 
 def figure_chart(watched, title, key, up, factor=1, cut=False):
-    """`cut`: rare large values may lie above the picture."""
+    """A chart of a figure of the steps. `cut`: rare large values may leave the picture."""
     lines = [chart.Line(points(run, "step", key, factor), *chart.colour(i)) for i, run in enumerate(watched)]
     return chart.draw(title, lines, "steps", up, least=0, most=chart.usual_top(lines) if cut else None)
 
@@ -225,7 +225,7 @@ def charts(watched):
 
 
 def document(watched, every, live):
-    """`live`: the page is going to change."""
+    """The page. `live`: it will change again."""
     now = datetime.datetime.now(datetime.timezone.utc)
     colours = [(run.label, *chart.colour(i)) for i, run in enumerate(watched)]
     logs = "".join(f"<h2>{html.escape(run.label)}</h2><pre>{html.escape(chr(10).join(lines))}</pre>"
@@ -255,7 +255,7 @@ class HtmlPage:
 
 @contextlib.contextmanager
 def through(module):
-    """Ends the tool in one line where a module that is not ours fails."""
+    """Ends the tool in one line where a module of others fails."""
     try:
         yield
     except tool.ToolError:
@@ -291,7 +291,8 @@ class TensorBoard:
             self.make = summary_writer()
 
     def writer(self, run):
-        """A new one where the run begins anew: what stood there of later steps no longer holds."""
+        """The writer of a run. It is a new one where the run begins anew, since the events of later steps no longer
+        hold."""
         restarts, writer = self.writers.get(run.label, (None, None))
         if restarts != run.metrics.restarts:
             if writer:
@@ -316,7 +317,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project for each run, begun when the first figures are there."""
+    """A run of the project for each run, which begins with the first figures."""
 
     def __init__(self, project):
         self.project, self.runs, self.sent = project, {}, {}
@@ -334,8 +335,8 @@ class WeightsAndBiases:
                 self.send(run)
 
     def send(self, run):
-        """Steps that a run repeats are known already, and would be refused; but the validation of the last step may
-        come later than that. What belongs to one step goes together."""
+        """Sends new lines. Steps that a run repeats would be refused and are left out, but the validation of the last
+        step may come later. What belongs to one step is sent together."""
         steps = {}
         for record in run.added:
             steps.setdefault(record["step"], {}).update(scalars(record))
@@ -357,7 +358,7 @@ def sinks_of(arguments):
 
 
 def follow(watched, sinks, every, once):
-    """Until all runs have ended or the user interrupts."""
+    """Updates the sinks until all runs have ended or the user interrupts."""
     while True:
         for run in watched:
             run.poll()

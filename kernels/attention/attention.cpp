@@ -32,8 +32,8 @@ struct Scratch {
   }
 };
 
-/// Rows of one head. Where heads h and h + H/2 attend as one, part s holds those of head h + s H/2, and row j of part s
-/// is row 2 j + s of the sequence; so a block's rows stand part by part, and GEMMs read them where they are.
+/// Rows of one head. If heads h and h + H/2 attend as one, part s holds the rows of head h + s H/2, and its row j is
+/// row 2 j + s of the sequence. A block's rows stand part by part, so that GEMMs read them in place.
 template <class T>
 struct HeadRows {
   Mat<T> part[2];
@@ -49,7 +49,7 @@ struct HeadRows {
   KOKKOS_FUNCTION T* row(int i) const { return part[i / part[0].rows].row(i % part[0].rows); }
 };
 
-/// Where row i of a block stands in the sequence, less the block's first place.
+/// Position in the sequence of row i of a block, relative to the block's first position.
 KOKKOS_FUNCTION int place_of(int i, int parts) {
   const int rows = block / parts;
   return parts * (i % rows) + i / rows;
@@ -165,7 +165,8 @@ KOKKOS_FUNCTION void forward_block(const Team& team, const HeadRows<T>& y, T* ls
     scratch.row_max[i] = -std::numeric_limits<T>::infinity();
     scratch.row_sum[i] = 0;
   });
-  // From the diagonal down: every query sees itself, so the running maximum is finite from the first tile on.
+  // Tiles come from the diagonal down. Every query sees itself, so the running maximum is finite from the first tile
+  // on.
   for (int bk = bq; bk >= mask.key_begin[bq]; --bk) {
     scores(team, scratch.s, in, mask, bq, bk);
     online_softmax(team, scratch);

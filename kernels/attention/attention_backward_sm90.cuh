@@ -37,7 +37,7 @@ struct Parameters {
   float scale_log2, log2_scale, inverse_scale;
   int block_tokens, step_tokens;  ///< whose rows are a block or a step
 
-  /// Of a step of this head.
+  /// Progress of step i of a head.
   __device__ StepProgress& progress(int head, int i) const { return counters.steps[head * (mask.length / step) + i]; }
 
   /// Floats of a panel of d_q where each token has `token_rows` rows in a head.
@@ -93,11 +93,11 @@ struct alignas(1024) Shared {
   float lse[tiles.stages][step];                  ///< loaded with q
   float delta[tiles.stages][step];                ///< loaded with d_y; computed for own queries
   int first_key[tiles.stages][step];              ///< loaded with q
-  KeyTile tile[tiles.stages];                     ///< of k and v; covered by their barriers
+  KeyTile tile[tiles.stages];                     ///< which tile k and v hold; their barriers cover it
   Mbarrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
   /// Every consumer thread arrives at q_empty and d_y_empty, as each reads lse, delta and first_key.
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
-  Mbarrier delta_ready[tiles.stages][block_steps];  ///< of own queries
+  Mbarrier delta_ready[tiles.stages][block_steps];  ///< delta of the tile's own queries is computed
   Mbarrier turn[tiles.stages];                      ///< whether this tile may add to d_q of a step
 };
 static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
@@ -192,11 +192,12 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
   tma_store_wait();
 }
 
-/// One thread: has the tiles add to d_q of a step in turn, so that the sum has one order. The tile before is one of a
-/// smaller number, which a running thread block took before, and which comes to the step earlier. What the consumers
-/// have added is announced when they have released the step's q; that of a tile's last steps when the next tile begins,
-/// whose first steps, its own, wait for no one. The last tile that adds clears the step's progress instead: all others
-/// have read it, since they read delta_ready before they add.
+/// One thread: makes the tiles add to d_q of a step in turn, so that the sum has one order. A tile waits for a tile of
+/// a smaller number, which a running thread block has taken earlier and which comes to the step earlier. A tile's
+/// additions to a step are announced when the consumers have released the step's q. Additions to its last steps are
+/// announced when the next tile begins, whose first steps are its own and wait for no other tile. The last tile that
+/// adds to a step clears the step's progress instead: all others have read it, since they read delta_ready before they
+/// add.
 inline __device__ void take_turns(Shared& s, const Parameters& p) {
   StepProgress* steps[tiles.stages] = {};
   int added[tiles.stages] = {};  ///< 0: all

@@ -14,8 +14,9 @@ namespace {
 constexpr int block = 64;  ///< queries whose scores are one tile
 constexpr int max_groups = 128;
 
-/// Consecutive blocks, which one task takes one after the other. A group has at least `window` queries, so that keys of
-/// a group's queries lie in it and the one before: groups of even number share no key, nor do those of odd number.
+/// Groups of consecutive blocks; one task takes the blocks of a group one after the other. A group has at least
+/// `window` queries, so the keys of its queries lie in it and in the group before. Groups with even numbers therefore
+/// share no key, and neither do groups with odd numbers.
 struct Groups {
   int length, blocks, count;
 

@@ -16,7 +16,7 @@ namespace {
 
 using namespace composition;
 
-/// What the kernel by queries leaves for that by keys.
+/// What the kernel by queries leaves for the kernel by keys.
 struct Scratch {
   Mat<float> log2_sum, w1, d_w1;  ///< [H, T]; d_w1 is the gradient of w1'
   Mat<float> a, d_a;              ///< [T, warp_band], of the keys in the band of the query's warp
@@ -37,7 +37,7 @@ struct Parameters {
   Scratch scratch;
 };
 
-/// Fragments of an operand a of mma from those of 16 columns.
+/// Rounds the accumulator fragments of 16 columns to the fragments of an operand a of mma().
 __device__ __forceinline__ void round_to_operand(std::uint32_t (&a)[4], const float* x) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_query_gradient(const Band& d_s, const Tiles&
 __device__ __forceinline__ void scores_backward(const Band& d_a, Tiles& s, const Parameters& p,
                                                 const Queries& queries) {
   const bool writes = lane_index() % 4 == 0;
-  float product[2] = {};  // of w1' and its gradient
+  float product[2] = {};  // dot product of w1' and its gradient in each row
 #pragma unroll 1
   for (int h = 0; h < p.dc.in.heads; ++h) {
     load_queries(s, p.dc.in.q, p.dc.in.k, h);
@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(threads, 2) queries_kernel(const __grid_consta
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// By keys
+// The band of these tiles holds queries.
 
 /// The band are queries here.
 struct KeyTiles : Tiles {
   std::byte sums[own_rows * row_bytes];  ///< d_k or d_v
   int first_key[band_rows];
-  float log2_sum[band_rows], w1[band_rows], w2[band_rows], d_w1[band_rows];  ///< of one head
+  float log2_sum[band_rows], w1[band_rows], w2[band_rows], d_w1[band_rows];  ///< of the current head, for each query
 };
 
 /// Queries beyond the last have no keys.
@@ -205,12 +205,12 @@ __device__ __forceinline__ void load_keys(KeyTiles& s, const Parameters& p, cons
 
 /// A warp's keys: where its rows and its band lie.
 struct Keys {
-  static constexpr int part = warp_band / 2;   ///< queries of a step, which save registers
+  static constexpr int part = warp_band / 2;   ///< queries that a step handles at a time, few to save registers
   const int first = warp_index() * warp_rows;  ///< key, and query, of the thread block's
   const int row = lane_index() / 4;            ///< this thread's first key; the other is row + 8
   const int column = 2 * (lane_index() % 4);   ///< this thread's first of eight queries
 
-  /// Of queries [query, query + 2) of this thread, one value each.
+  /// Two of a band's `values`, one for each of this thread's queries [query, query + 2).
   __device__ __forceinline__ float2 of(const float (&values)[band_rows], int query) const {
     return *reinterpret_cast<const float2*>(values + first + query + column);
   }

@@ -18,18 +18,18 @@ namespace nanorun::kernels::cuda::composition {
 constexpr int head_dim = attention_head_dim;
 constexpr int warps = 4, threads = warps * warp_size;
 constexpr int warp_rows = 16, warp_band = 128;
-constexpr int own_rows = warps * warp_rows;        ///< of a thread block
+constexpr int own_rows = warps * warp_rows;        ///< rows that a thread block computes
 constexpr int max_window = warp_band - warp_rows;  ///< keys
 static_assert(max_window == max_composition_window);
-constexpr int band_rows = own_rows + max_window;  ///< of a thread block
+constexpr int band_rows = own_rows + max_window;  ///< rows that a thread block reads
 constexpr int row_bytes = head_dim * static_cast<int>(sizeof(bf16));
 constexpr float log2_e = 1.4426950408889634f;
 
 /// What a lane holds of a warp's matrix [16, cols], see above.
 template <int cols>
 using WarpMatrix = float[cols / 2];
-using Band = WarpMatrix<warp_band>;  ///< of queries and keys
-using Head = WarpMatrix<head_dim>;   ///< of rows of one head
+using Band = WarpMatrix<warp_band>;  ///< one number for each query and key
+using Head = WarpMatrix<head_dim>;   ///< rows of one head
 
 /// Rows of one head. Those of warp w are own[16 w, ...) and band[16 w, ...). Swizzled: see chunk_at().
 struct alignas(128) Tiles {
@@ -122,7 +122,7 @@ __device__ __forceinline__ float row_sum(float x) { return group_sum(x, 4); }
 struct Queries {
   int token[2];
   int begin[2], end[2];  ///< the keys, columns [begin, end) of the band
-  float inverse_rms[2];  ///< of w1
+  float inverse_rms[2];  ///< 1 / rms of w1 over the heads
 
   __device__ __forceinline__ explicit Queries(const AttentionComposition<bf16>& dc) {
     const int first = first_token() + warp_index() * warp_rows;
@@ -136,7 +136,7 @@ struct Queries {
       inverse_rms[r] = rsqrtf(squares / dc.in.heads + 1e-6f);
     }
   }
-  /// Of the thread block.
+  /// First query of the thread block.
   __device__ __forceinline__ static int first_token() { return blockIdx.x * own_rows; }
   /// w1' of a head.
   __device__ __forceinline__ float w1(const AttentionComposition<bf16>& dc, int r, int head) const {

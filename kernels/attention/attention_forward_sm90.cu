@@ -36,8 +36,8 @@ struct QueryTile {
 struct alignas(1024) Shared {
   std::byte q[tiles.stages][tile_bytes(tiles.block)];  ///< in the end the tile's y
   std::byte ring[stages][tile_bytes(tiles.block)];
-  int first_key[tiles.stages][tiles.block];  ///< of the tile's queries
-  QueryTile tile[tiles.stages];              ///< of q; covered by its barriers
+  int first_key[tiles.stages][tiles.block];  ///< first key of each of the tile's queries
+  QueryTile tile[tiles.stages];              ///< which tile q holds; the barriers of q cover it
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
   /// Every consumer thread arrives for what it has read of the tile: racecheck does not follow one arrival per warp.
   Mbarrier y_full[tiles.stages];
@@ -73,7 +73,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     load_rows(s.ring[at.stage], map, b * p.block_tokens, head, s.full[at.stage]);
     at.advance();
   };
-  int head = -1, block = 0;  // of the v that comes next
+  int head = -1, block = 0;  // of the v that is loaded next
   QueryTile t = query_tile(p, blockIdx.x);
   for (; t.head >= 0; q_at.advance()) {
     const int n = q_at.stage;
@@ -115,7 +115,7 @@ __device__ void store(Shared& s, const CUtensorMap& y, const Parameters& p) {
 
 /// State of the online softmax for a consumer thread's two rows, `row` and `row + 8` of its fragments.
 struct Softmax {
-  float max[2] = {-INFINITY, -INFINITY};  ///< of q kᵀ, unscaled
+  float max[2] = {-INFINITY, -INFINITY};  ///< largest q kᵀ so far, unscaled
   float sum[2] = {};                      ///< this thread's columns only
   float factor[2];                        ///< rescales earlier sums to the newest maximum
 };
@@ -143,7 +143,8 @@ __device__ __forceinline__ void start_values(Values& y, Probabilities& p, std::u
   wgmma_commit();
 }
 
-/// Of this thread's columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores, how many lie before `column`.
+/// A thread has columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores. How many of them lie before
+/// `column`.
 __device__ __forceinline__ int columns_before(int column) {
   const int x = min(max(column, 0), tiles.block);
   return x / 8 * 2 + min(max(x % 8 - 2 * static_cast<int>(threadIdx.x % 4), 0), 2);

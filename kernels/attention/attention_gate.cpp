@@ -10,8 +10,8 @@ namespace {
 
 /// out = s x on one head, or out += that
 template <class T>
-KOKKOS_FUNCTION void scale_head(T* out, const T* x, T s, int head_dim, bool add) {
-  if (add) {
+KOKKOS_FUNCTION void scale_head(T* out, const T* x, T s, int head_dim, Output output) {
+  if (output == Output::accumulate) {
 #pragma omp simd
     for (int j = 0; j < head_dim; ++j) out[j] += s * x[j];
   } else {
@@ -54,26 +54,26 @@ void gate_backward_weight(Mat<acc_t<T>> d_w, Mat<const acc_t<T>> d_gate, Mat<con
 }  // namespace
 
 template <class T>
-void attention_scale_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads, bool add) {
+void attention_scale_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads, Output output) {
   const int head_dim = x.cols / heads;
   for_rows("attention_scale_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int h = 0; h < heads; ++h) {
       const int first = h * head_dim;
-      scale_head(out.row(t) + first, x.row(t) + first, s.row(t)[h * s.cols / heads], head_dim, add);
+      scale_head(out.row(t) + first, x.row(t) + first, s.row(t)[h * s.cols / heads], head_dim, output);
     }
   });
 }
 
 template <class T>
 void attention_scale_backward(Stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const T> d_out, Mat<const T> x,
-                              Mat<const acc_t<T>> s, int heads, bool add) {
+                              Mat<const acc_t<T>> s, int heads, Output output) {
   const int head_dim = x.cols / heads;
   for_rows("attention_scale_backward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int h = 0; h < heads; ++h) {
       const int first = h * head_dim, group = h * s.cols / heads;
       // The dot product comes first: d_x may be d_out.
       d_s.row(t)[group] += dot(d_out.row(t) + first, x.row(t) + first, head_dim);
-      scale_head(d_x.row(t) + first, d_out.row(t) + first, s.row(t)[group], head_dim, add);
+      scale_head(d_x.row(t) + first, d_out.row(t) + first, s.row(t)[group], head_dim, output);
     }
   });
 }
@@ -102,11 +102,12 @@ void attention_gate_backward(Stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>> d_w, 
   if (in.u) gate_backward_weight<T>(d_w.col_block(a, b), d_gate, gate, factor, in.u);
 }
 
-#define NANORUN_OPS(T)                                                                                                 \
-  template void attention_scale_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, int, bool);                        \
-  template void attention_scale_backward(Stream, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, int, bool); \
-  template void attention_gate_forward(Stream, Mat<T>, const GateInputs<T>&, Mat<const T>);                            \
-  template void attention_gate_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>,                    \
+#define NANORUN_OPS(T)                                                                                          \
+  template void attention_scale_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, int, Output);               \
+  template void attention_scale_backward(Stream, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, int, \
+                                         Output);                                                               \
+  template void attention_gate_forward(Stream, Mat<T>, const GateInputs<T>&, Mat<const T>);                     \
+  template void attention_gate_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>,             \
                                         const GateInputs<T>&, Mat<const T>);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

@@ -139,19 +139,20 @@ void require_heads(const char* op, int cols, int heads) {
 }  // namespace
 
 template <class T>
-void attention_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads, bool add) {
+void attention_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads,
+                             Output output) {
   constexpr const char* op = "attention_scale_forward";
   require_heads(op, x.cols, heads);
   require_vectors(op, out);
   require_vectors(op, x);
   if (x.rows == 0) return;
   launch(op, stream, attention_scale_kernel, blocks_for(x.size() / 8), block_threads, 0, out, x, s, x.cols / s.cols,
-         add);
+         output == Output::accumulate);
 }
 
 template <class T>
 void attention_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const T> d_out, Mat<const T> x,
-                              Mat<const acc_t<T>> s, int heads, bool add) {
+                              Mat<const acc_t<T>> s, int heads, Output output) {
   constexpr const char* op = "attention_scale_backward";
   require_heads(op, x.cols, heads);
   require_vectors(op, d_x);
@@ -161,7 +162,8 @@ void attention_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<
   const unsigned vectors = x.cols / s.cols / 8;
   const int lanes = static_cast<int>(std::min(std::bit_ceil(vectors), static_cast<unsigned>(warp_size)));
   const int blocks = blocks_of(static_cast<std::size_t>(x.rows) * s.cols * lanes);
-  launch(op, stream, attention_scale_backward_kernel, blocks, block_threads, 0, d_x, d_s, d_out, x, s, lanes, add);
+  launch(op, stream, attention_scale_backward_kernel, blocks, block_threads, 0, d_x, d_s, d_out, x, s, lanes,
+         output == Output::accumulate);
 }
 
 template <class T>
@@ -185,9 +187,9 @@ void attention_gate_backward(Stream stream, Mat<T> d_x, Mat<T> d_u, Mat<acc_t<T>
          tokens, OrderedSum(stream));
 }
 
-template void attention_scale_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const float>, int, bool);
+template void attention_scale_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const float>, int, Output);
 template void attention_scale_backward(Stream, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
-                                       Mat<const float>, int, bool);
+                                       Mat<const float>, int, Output);
 template void attention_gate_forward(Stream, Mat<float>, const GateInputs<bf16>&, Mat<const float>);
 template void attention_gate_backward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const float>, Mat<const float>,
                                       const GateInputs<bf16>&, Mat<const float>);

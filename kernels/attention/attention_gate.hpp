@@ -20,17 +20,18 @@ struct GateInputs {
 };
 
 NANORUN_DECLARE_OPS({
-  /// out = s x, or += with `add`. `out` may be `x`.
+  /// out = s x, or += with Output::accumulate. `out` may be `x`.
   /// CUDA: T = bf16; products and sums are fp32. Rows of [T, H D] are whole 16-byte vectors and D is a multiple of 8;
   /// else std::invalid_argument.
   template <class T>
-  void attention_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads, bool add);
+  void attention_scale_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const acc_t<T>> s, int heads,
+                               Output output);
 
-  /// d_x = s d_out, or += with `add`; d_s += <d_out, x>. `d_x` may be `d_out`.
+  /// d_x = s d_out, or += with Output::accumulate; d_s += <d_out, x>. `d_x` may be `d_out`.
   /// CUDA: demands what the forward does.
   template <class T>
   void attention_scale_backward(Stream stream, Mat<T> d_x, Mat<acc_t<T>> d_s, Mat<const T> d_out, Mat<const T> x,
-                                Mat<const acc_t<T>> s, int heads, bool add);
+                                Mat<const acc_t<T>> s, int heads, Output output);
 
   /// CUDA: T = bf16; any alignment.
   template <class T>

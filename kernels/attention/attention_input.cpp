@@ -177,7 +177,9 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
         norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, half);
         continue;
       }
-      const OffsetHead<T> k{y, y + qk.ld, half, false}, d{d_y, t + 1 < d_k.rows ? d_y + d_k.ld : nullptr, half, t == 0};
+      const OffsetHead<T> k{.x = y, .next = y + qk.ld, .half = half, .keeps = false};
+      const T* const next = t + 1 < d_k.rows ? d_y + d_k.ld : nullptr;
+      const OffsetHead<T> d{.x = d_y, .next = next, .half = half, .keeps = t == 0};
       norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, half);
     }
   });

@@ -16,8 +16,9 @@ struct Pair {
 };
 __device__ Pair load_pair(const bf16* head, int half) { return {load_floats<8>(head), load_floats<8>(head + half)}; }
 
-/// The same of d_k in `row`, which for still dims of a key offset is the one behind the token's `own`. That of the
-/// first token is in both, that of the last nowhere.
+/// Gradient by 8 columns of k of token `own`, and by the columns that the rotation pairs with them, from `row` of d_k.
+/// With a key offset the still dims of a token lie in row own + 1. Those of the first token lie in row 0 too, those of
+/// the last token nowhere.
 __device__ Pair load_key_gradient(const Mat<const bf16>& d_k, int own, int row, int col, int half) {
   Pair d;
   if (row < d_k.rows) d = load_pair(d_k.row(row) + col, half);

@@ -9,7 +9,8 @@
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
 //
 // With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has T +
-// 1 rows: row t + 1 holds the still dims of k'[t], and row 0 those of k'[0] too. Attention reads the first T rows.
+// 1 rows: row t + 1 holds the still dims of k'[t]; row 0 also holds the still dims of k'[0]. Attention reads the first
+// T rows.
 //
 // The forward direction is part of the projection, see attention_projection.hpp.
 
@@ -27,7 +28,7 @@ struct ValueResidual {
   bool interpolate = false;
   /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u is
   /// per position: it is not summed by index.
-  Mat<const T> source;
+  Mat<const T> source{};
   const Token* index = nullptr;
   bool unit_source = false;
   bool in_place = false;  ///< v' takes the place of v in qkv; only without a source

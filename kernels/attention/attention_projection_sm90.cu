@@ -1,6 +1,6 @@
 // QKV projection with QK norm, rotary embedding and value residual in the GEMM's epilogue. A head's 128 columns of a
-// row lie in the accumulators of four neighbouring threads, and the two columns that the rotation pairs in those of
-// one. So the norm needs a sum over four lanes, and the rest no exchange at all.
+// row lie in the accumulators of four neighbouring threads, and two columns that the rotation pairs lie in one thread.
+// So the norm needs a sum over four lanes, and the rest needs no exchange.
 
 #include "kernels/attention/attention_projection.hpp"
 
@@ -17,8 +17,8 @@ using namespace sm90;
 constexpr int head_dim = attention_head_dim, half = head_dim / 2;
 static_assert(tile_n == head_dim);
 
-/// Of a fragment, element 4 i + 2 r + j has row row(tile, r) and column 8 i + column() + j of a head.
-/// With `paired`, every other head stands at row 2 t + 1 of the angles, the others at row 2 t.
+/// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a head. With `paired`,
+/// every other head takes row 2 t + 1 of the angles, the others row 2 t.
 template <bool paired>
 struct AttentionProjection {
   using Operand = bf16;
@@ -62,11 +62,11 @@ struct AttentionProjection {
     store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
   }
 
-  /// Stores the still dims in the next row, and those of row 0 there as well.
+  /// Stores the still dims in the next row; the still dims of token 0 also in row 0.
   __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
     constexpr int of_maps = sizeof(StagedRows) / 2;
     const int lane = threadIdx.x % 32, col = tile.col - width;
-    const auto block_at = [&](int i) {  // as WarpTile::block_at(), in half panels: first all that move
+    const auto block_at = [&](int i) {  // WarpTile::block_at() in half panels: first all that move
       const int quarter = i / 2, chunk = i % 2 * 2 + lane / 16;
       return shared_address(tile.staged[tile.buffer]) + quarter % 2 * of_maps + quarter / 2 * of_maps / 2 +
              swizzled_64(lane % 16, chunk);

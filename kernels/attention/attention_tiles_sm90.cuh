@@ -60,8 +60,9 @@ constexpr float log2_e = 1.4426950408889634f;
 /// Tile scheduler: the (head, block) tiles in order; persistent thread blocks take their numbers from a counter.
 /// - Heads come in groups whose rows fit L2 together. Where hardly one head's rows fit, groups have eight heads: blocks
 ///   that run at the same time then read whole rows of memory.
-/// - Within a group, blocks go from the end of the sequence to its start. Forward, that is longest tile first under
-///   a causal mask. Backward, key blocks come after those that begin the d_q sums they add to.
+/// - Within a group, blocks go from the end of the sequence to its start. So in the forward pass the longest tiles of a
+///   causal mask come first. In the backward pass a key block comes after the key blocks that begin the d_q sums to
+///   which it adds.
 struct TileScheduler {
   int blocks = 0;
   int heads = 0;

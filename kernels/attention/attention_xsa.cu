@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(block_threads)
   if (task.inside) head.store_output(out.row(task.row) + task.col);
 }
 
-/// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x, that of the
-/// block's first task for first_head.
+/// d_alpha [heads] += the sums over the threads of that head. The first lane of each task has a sum in x. The block's
+/// first task belongs to head first_head.
 __device__ void add_to_heads(float* d_alpha, const Tasks& tasks, int first_head, float x, const OrderedSum& total) {
   __shared__ float of_task[block_threads];
   const int count = tasks.of_block(), heads = tasks.heads;
@@ -88,8 +88,8 @@ __device__ void add_to_heads(float* d_alpha, const Tasks& tasks, int first_head,
   total.finish<float>(heads, [=](int h, float sum) { d_alpha[h] += sum; });
 }
 
-/// The last tasks first: the kernel before wrote their d_out last. Where the rows of d_alpha coincide, the number of
-/// blocks is a multiple of that of heads, so that a thread has one head.
+/// Takes the last tasks first, since the kernel before wrote their d_out last. If the rows of d_alpha coincide, the
+/// number of blocks is a multiple of the number of heads, so that a thread has one head.
 __global__ void __launch_bounds__(block_threads, 4)
     attention_xsa_backward_kernel(Tasks tasks, AttentionXsaGradients<bf16> d, Mat<bf16> out, Mat<const bf16> d_out,
                                   AttentionXsa<bf16> in, OrderedSum total) {
@@ -146,7 +146,7 @@ Tasks tasks_of(const char* op, const AttentionXsa<bf16>& in) {
 
 int backward_blocks(const Tasks& tasks) { return blocks_for(static_cast<std::size_t>(tasks.count) * tasks.lanes); }
 
-/// Those of a backward pass that sums over tokens.
+/// Thread blocks of a backward pass that sums over tokens.
 int summing_blocks(const char* op, const Tasks& tasks) {
   const int most = OrderedSum::max_blocks(op, tasks.heads * sizeof(float), tasks.heads);
   return std::max(std::min(backward_blocks(tasks), most) / tasks.heads, 1) * tasks.heads;

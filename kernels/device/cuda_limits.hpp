@@ -6,17 +6,17 @@
 
 namespace nanorun::kernels::cuda {
 
-/// Elements of a row of the stream, at most, and of every tensor that has its width.
+/// Most elements of a row of the stream, and of every tensor that has its width.
 inline constexpr int max_row = 4096;
 /// Rows of the stream and of lookup tables have a multiple of this many elements.
 inline constexpr int row_vector = 8;
 /// Width of an attention head, exactly.
 inline constexpr int attention_head_dim = 128;
-/// Heads times tokens of a sequence, at most, in the backward pass of attention.
+/// Largest product of heads and tokens of a sequence in the backward pass of attention.
 inline constexpr std::int64_t max_attention_rows = std::int64_t{1} << 24;
-/// Keys of a composed head, at most.
+/// Most keys of a composed head.
 inline constexpr int max_composition_window = 112;
-/// Columns of the logits, at most.
+/// Most columns of the logits.
 inline constexpr int max_vocabulary = 113000;
 
 }  // namespace nanorun::kernels::cuda

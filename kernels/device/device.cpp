@@ -36,7 +36,7 @@ std::string kokkos_version() {
 }
 
 bool room_for_blas_buffers() {
-  constexpr std::size_t mebibyte = 1 << 20, buffer = 128, other = 192;  // of OpenBLAS; of threads of the run
+  constexpr std::size_t mebibyte = 1 << 20, buffer = 128, other = 192;  // MiB: a buffer of OpenBLAS; threads of the run
   const std::size_t bytes = (Kokkos::DefaultHostExecutionSpace().concurrency() * buffer + other) * mebibyte;
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -75,7 +75,7 @@ NANORUN_DECLARE_OPS({
 
   /// 0 also where the driver is missing or too old.
   int device_count();
-  /// The same text for the same physical device in every process; empty where ranks may share a device.
+  /// A text that is the same in every process for the same physical device. Empty where ranks may share a device.
   std::string device_identity(int device);
   std::string device_name(int device);
   /// PCI bus id, "0000:1b:00.0", by which the driver's tools know a device; empty in portable builds.

@@ -7,7 +7,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// Those of one launch.
+/// The matrices of one launch.
 struct Magnitudes {
   static constexpr std::size_t most = 32;
   Magnitude<bf16> of[most];

@@ -7,7 +7,7 @@
 
 namespace nanorun::kernels::cuda {
 
-/// Of the magnitudes at even and at odd places, the largest so far. It begins at zero.
+/// Keeps the largest magnitude seen so far at even and at odd indices, as a pair of bf16. `largest` begins at zero.
 __device__ inline void keep_larger(std::uint32_t& largest, const Vector<bf16, 8>& x) {
 #pragma unroll
   for (const std::uint32_t pair : x.pair) largest = max_bf16(largest, pair & 0x7FFF7FFFu);

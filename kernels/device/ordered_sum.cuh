@@ -1,9 +1,9 @@
 #pragma once
-// Sums over the threads of a whole grid in a fixed order, so that they are reproducible bit for bit. Each block leaves
-// partial sums in the scratch memory of its stream. Consecutive blocks form groups, or all of them one: the last block
-// of a group to come adds up the group's partial sums, and the last of these blocks the groups' sums, in the order of
-// their indices. The size of the grid must depend on shapes and the number of SMs alone. Kernels that share this memory
-// access it one after another, since each begins with begin_after_previous().
+// Sums over all threads of a grid in a fixed order, so that they are reproducible bit for bit. Each thread block leaves
+// its partial sums in the scratch memory of its stream. Consecutive blocks form groups; few blocks form a single one.
+// The block of a group that arrives last adds up the group's partial sums. The last of these blocks adds up the sums of
+// the groups. Both add in the order of the indices. The size of the grid must depend only on shapes and the number of
+// SMs. Kernels that share this memory access it one after another, since each begins with begin_after_previous().
 
 #include "kernels/device/device.hpp"
 #include "kernels/device/vec.cuh"
@@ -19,7 +19,7 @@ inline int resident_blocks() { return resident_per_sm * sm_count(); }
 class OrderedSum {
  public:
   static constexpr std::size_t max_tickets = 2048, ticket_bytes = max_tickets * sizeof(unsigned);
-  /// Of all blocks; the groups' sums take as much at most.
+  /// Bytes for the partial sums of all blocks. The sums of groups of blocks take as much at most.
   static constexpr std::size_t partial_bytes = (ordered_sum_bytes - ticket_bytes) / 2;
 
   /// Throws std::logic_error without create_sums().
@@ -47,7 +47,7 @@ class OrderedSum {
     });
   }
 
-  // The same in two steps: a block leaves its partial sums, then calls finish().
+  // leave() and finish() do what add() does in two steps.
 
   /// Leaves the sums of x over the block.
   template <class T, int V>
@@ -88,10 +88,10 @@ class OrderedSum {
   }
 
  private:
-  /// Up to so many blocks form one group. More do where they leave no more numbers than single_group_sums together: a
-  /// second level would take longer than it saves.
+  /// Up to single_group blocks form one group. So do more blocks that leave at most single_group_sums numbers together:
+  /// a second level would take longer than it saves.
   static constexpr int single_group = 16, single_group_sums = 4096;
-  /// A group has at least the square root of their number, rounded up; the first ticket is that of the groups.
+  /// A group has sqrt(blocks) blocks, rounded up. Ticket 0 counts the groups, ticket 1 + i the blocks of group i.
   static constexpr std::size_t most_blocks = 1 << 20;
   static_assert(max_tickets > 1 + 1024);
 

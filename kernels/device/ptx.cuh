@@ -36,7 +36,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   return pair;
 }
 
-/// The same of max(low, 0), max(high, 0); NaN stays NaN.
+/// (max(low, 0), max(high, 0)) as a pair of bf16; NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_bf16_relu(float low, float high) {
   std::uint32_t pair;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -86,7 +86,7 @@ __device__ __forceinline__ void ldmatrix(std::uint32_t* r, std::uint32_t shared)
                : "memory");
 }
 
-/// The same, each matrix transposed.
+/// ldmatrix() that transposes each matrix.
 __device__ __forceinline__ void ldmatrix_transposed(std::uint32_t* r, std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -94,9 +94,9 @@ __device__ __forceinline__ void ldmatrix_transposed(std::uint32_t* r, std::uint3
                : "memory");
 }
 
-/// A warp's d [16, 8] += a [16, 16] b [16, 8]. Thread t holds in d[i] row t / 4 + 8 (i / 2), column 2 (t % 4) + i % 2;
-/// in a[2 j + i], as pairs of bf16, what d[2 i] and d[2 i + 1] would hold of columns [8 j, 8 j + 8); in b[i] rows 8 i +
-/// 2 (t % 4) and the next of column t / 4.
+/// A warp's d [16, 8] += a [16, 16] b [16, 8]. With r = t / 4 and c = 2 (t % 4), thread t holds d[r + 8 (i / 2)][c + i
+/// % 2] in its d[i], the pair a[r + 8 i][8 j + c, + 1] in its a[2 j + i], and the pair b[8 i + c, + 1][r] in its b[i].
+/// Pairs are bf16.
 __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

@@ -2,8 +2,8 @@
 // Counter-based random numbers: number i of a sequence depends on the sequence's key and i alone.
 //   r(i) = splitmix64(key + i * 0x9E3779B97F4A7C15),  u(i) = (r(i) >> 11) / 2^53
 //   uniform on [-b, b): b (2 u(i) - 1);  normal: sqrt(-2 ln(1 - u(2i))) cos(2 pi u(2i+1))
-// where splitmix64(z) is one step of SplitMix64 from state z: the constant is added, then the output function applied
-// (Steele, Lea and Flood 2014). Computed in double, then rounded.
+// where splitmix64(z) is one step of SplitMix64 from state z: it adds the constant, then applies the output function
+// (Steele, Lea and Flood 2014). Numbers are computed in double, then rounded.
 
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"

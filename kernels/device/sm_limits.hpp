@@ -5,12 +5,12 @@ namespace nanorun::kernels::cuda {
 
 struct SmLimits {
   int count;         ///< SMs of the device
-  int threads;       ///< resident threads of an SM, at most
-  int shared_bytes;  ///< shared memory of an SM, at most
+  int threads;       ///< most resident threads of an SM
+  int shared_bytes;  ///< shared memory of an SM, in bytes
 };
 
-/// Limits of the device that is current in the first call: a process uses one device. Without a device they are those
-/// of an H100, so that a dry run can plan the memory of a GPU on any machine.
+/// Limits of the device that is current in the first call: a process uses one device. Without a device the limits of an
+/// H100, so that a dry run can plan the memory of a GPU on any machine.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }

@@ -83,6 +83,14 @@ constexpr T ceil_div(T n, std::type_identity_t<T> by) {
   return (n + by - 1) / by;
 }
 
+/// What an op does with what its output holds: out = ..., or out += ...
+enum class Output { overwrite, accumulate };
+
+constexpr Output accumulate_if(bool condition) { return condition ? Output::accumulate : Output::overwrite; }
+
+/// The factor of what `out` holds in a GEMM that writes it.
+constexpr float beta_of(Output output) { return output == Output::accumulate ? 1 : 0; }
+
 /// Execution stream of a device; portable implementations ignore it. A default-constructed one is the default stream.
 struct Stream {
   void* handle = nullptr;  ///< cudaStream_t
@@ -114,8 +122,8 @@ class WorkspaceAllocator {
   }
 
  private:
-  /// Of each array, relative to the workspace, in bytes: whole cache lines, and the largest alignment that cuBLASLt
-  /// distinguishes. GEMMs on GPUs are slower from other addresses.
+  /// Alignment of each array relative to the workspace, in bytes: whole cache lines, and the largest alignment that
+  /// cuBLASLt distinguishes. GEMMs on GPUs are slower from other addresses.
   static constexpr std::size_t alignment = 256;
   Workspace space_;
   std::size_t used_ = 0;

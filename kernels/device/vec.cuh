@@ -55,7 +55,7 @@ __device__ void store_vector(T* p, const Vector<T, N>& x) {
   *reinterpret_cast<Vector<T, N>*>(p) = x;
 }
 
-// The same of what is not accessed again soon: L2 evicts it first, and keeps what the next kernel reads.
+// Loads and stores of data that is not accessed again soon: L2 evicts it first, and keeps what the next kernel reads.
 __device__ inline Vector<bf16, 8> load_streaming(const bf16* p) {
   const uint4 x = __ldcs(reinterpret_cast<const uint4*>(p));
   return {{x.x, x.y, x.z, x.w}};

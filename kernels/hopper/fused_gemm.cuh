@@ -27,14 +27,14 @@
 
 namespace nanorun::kernels::cuda::fused {
 
-constexpr int part_rows = 64;                                              // of one wgmma
-constexpr int tile_parts = 3;                                              // of a tile's rows
+constexpr int part_rows = 64;                                              // rows of one wgmma
+constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
 constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of e4m3
 constexpr int stages = 4;
 constexpr int cluster = 2;  // thread blocks, which share a
 constexpr int consumers = 2;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
-constexpr int warps = consumers * 4, warp_rows = 16;  // of the consumers
+constexpr int warps = consumers * 4, warp_rows = 16;  // warps of the consumers, and rows of each
 constexpr int producer_registers = 24, consumer_registers = 240;
 /// A thread's accumulator fragment of one part of a tile, see wgmma.cuh.
 using Fragment = sm90::Accumulator<tile_n>;
@@ -44,11 +44,11 @@ using StagedRows = std::byte[sm90::column_bytes(warp_rows) * tile_n / panel_colu
 /// A warp's rows of the part of a tile that is in its epilogue, and its shared memory.
 struct WarpTile {
   int row, col;            ///< origin in the GEMM's result
-  int part;                ///< of the tile
+  int part;                ///< which part of the tile
   StagedRows* staged;      ///< [2]
-  sm90::Mbarrier* loaded;  ///< [2], of the loads to staged
-  unsigned buffer = 0;     ///< of staged, that is next stored from
-  unsigned parities = 0;   ///< bit i: that of the next phase of loaded[i]
+  sm90::Mbarrier* loaded;  ///< [2]: when the loads to staged[i] have arrived
+  unsigned buffer = 0;     ///< which of the two in `staged` is stored next
+  unsigned parities = 0;   ///< bit i: parity of the next phase of loaded[i]
 
   __device__ bool leads() const { return threadIdx.x % 32 == 0; }
   /// Address of this lane's row of the i-th 16 x 16 block of what is staged.
@@ -68,7 +68,7 @@ struct WarpTile {
     }
     buffer ^= 1;
   }
-  /// The same at column `to` of map.
+  /// Stores the buffer at column `to` of a tensor map.
   __device__ __forceinline__ void store_buffer(const CUtensorMap& map, int to) {
     store_buffer([&](const std::byte* from) { sm90::tma_store(map, from, 0, row, to / panel_columns); });
   }
@@ -209,7 +209,7 @@ __device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
 #pragma unroll
     for (int part = 0; part < tile_parts; ++part) sm90::wgmma_fence_operand(accumulator[part]);
     release(before);
-    at.advance(p.k_tiles);  // those of the other consumer
+    at.advance(p.k_tiles);  // the other consumer takes these stages
 #pragma unroll
     for (int part = 0; part < tile_parts; ++part) {
       tile.part = part;

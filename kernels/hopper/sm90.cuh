@@ -108,7 +108,7 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 /// Orders writes to global memory that this thread has seen before its later TMA accesses.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-/// The same of rows of 64 bytes in the 64-byte swizzle.
+/// Byte offset of a 16-byte chunk in rows of 64 bytes, in the 64-byte swizzle.
 __device__ __forceinline__ std::uint32_t swizzled_64(int row, int chunk) {
   return static_cast<std::uint32_t>(row * 64 + ((chunk ^ (row / 2 & 3)) << 4));
 }
@@ -122,7 +122,7 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The same of a 3-d tensor map, at (x, y, z).
+/// Loads the box of a 3-d tensor map at (x, y, z).
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, int x, int y, int z, Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
@@ -131,7 +131,7 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, i
       : "memory");
 }
 
-/// The same of what is not accessed again soon: L2 evicts it first.
+/// Loads a box that is not accessed again soon: L2 evicts it first.
 __device__ __forceinline__ void tma_load_evict_first(void* shared, const CUtensorMap& map, int x, int y, int z,
                                                      Mbarrier& barrier) {
   asm volatile(
@@ -166,7 +166,7 @@ __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorM
       : "memory");
 }
 
-/// The same of a 3-d tensor map.
+/// tma_load_multicast() from a 3-d tensor map, at (x, y, z).
 __device__ __forceinline__ void tma_load_multicast(void* shared, const CUtensorMap& map, int x, int y, int z,
                                                    Mbarrier& barrier, int ranks) {
   asm volatile(
@@ -208,7 +208,7 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
                : "memory");
 }
 
-/// The same for bytes that are read once: L2 evicts them first.
+/// bulk_load() of bytes that are read once: L2 evicts them first.
 __device__ __forceinline__ void bulk_load_evict_first(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile(
       "{\n"
@@ -260,7 +260,7 @@ __device__ __forceinline__ void stmatrix(std::uint32_t shared, const std::uint32
                : "memory");
 }
 
-/// The same, each matrix transposed: the addresses are those of its columns.
+/// stmatrix() that transposes each matrix: the addresses are those of its columns.
 __device__ __forceinline__ void stmatrix_transposed(std::uint32_t shared, const std::uint32_t* r) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])

@@ -20,24 +20,20 @@ T value_of(const T* factor) {
 }  // namespace
 
 template <class T>
-void linear_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
-  gemm<T>(Op::none, Op::transpose, 1, x, w, 0, out);
+void linear_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const T> w, Output output) {
+  gemm<T>(Op::none, Op::transpose, 1, x, w, beta_of(output), out);
 }
 
 template <class T>
-void linear_add_forward(Stream, Mat<T> out, Mat<const T> x, Mat<const T> w) {
-  gemm<T>(Op::none, Op::transpose, 1, x, w, 1, out);
+void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w, const acc_t<T>* factor,
+                           Output output) {
+  gemm<T>(Op::none, Op::none, value_of(factor), d_out, w, beta_of(output), d_x);
 }
 
 template <class T>
-void linear_backward_input(Stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w, const acc_t<T>* factor, bool add) {
-  gemm<T>(Op::none, Op::none, value_of(factor), d_out, w, add ? 1 : 0, d_x);
-}
-
-template <class T>
-void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
+void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, Output output,
                             const acc_t<T>* factor) {
-  gemm<T>(Op::transpose, Op::none, value_of(factor), d_out, x, add ? 1 : 0, d_w);
+  gemm<T>(Op::transpose, Op::none, value_of(factor), d_out, x, beta_of(output), d_w);
 }
 
 template <class T>
@@ -65,12 +61,11 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   });
 }
 
-#define NANORUN_OPS(T)                                                                              \
-  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                         \
-  template void linear_add_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                     \
-  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*, bool);  \
-  template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, bool, const T*); \
-  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                   \
+#define NANORUN_OPS(T)                                                                                \
+  template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Output);                   \
+  template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*, Output);  \
+  template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, Output, const T*); \
+  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                     \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

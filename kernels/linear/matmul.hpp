@@ -10,25 +10,21 @@ namespace nanorun::kernels {
 // CUDA: T = bf16, summed in fp32; rows are aligned to 16 bytes. All but the squared-relu layer need a stream with
 // create_blas().
 NANORUN_DECLARE_OPS({
-  /// out = x wᵀ
-  template <class T>
-  void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
-
-  /// out += x wᵀ (adds a branch to the residual stream)
+  /// out = x wᵀ, or out += x wᵀ with Output::accumulate (adds a branch to the residual stream)
   /// CUDA: may round x wᵀ before it adds.
   template <class T>
-  void linear_add_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w);
+  void linear_forward(Stream stream, Mat<T> out, Mat<const T> x, Mat<const T> w, Output output = Output::overwrite);
 
   // The gradient of out is *factor d_out, or d_out where `factor` is null: then no op need write the product.
 
-  /// d_x = *factor d_out w, or d_x += *factor d_out w with `add`
+  /// d_x = *factor d_out w, or d_x += *factor d_out w with Output::accumulate
   template <class T>
   void linear_backward_input(Stream stream, Mat<T> d_x, Mat<const T> d_out, Mat<const T> w,
-                             const acc_t<T>* factor = nullptr, bool add = false);
+                             const acc_t<T>* factor = nullptr, Output output = Output::overwrite);
 
-  /// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with `add`
+  /// d_w = *factor d_outᵀ x, or d_w += *factor d_outᵀ x with Output::accumulate
   template <class T>
-  void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, bool add,
+  void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, Output output,
                               const acc_t<T>* factor = nullptr);
 
   /// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).

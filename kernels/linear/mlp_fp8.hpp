@@ -43,7 +43,8 @@ NANORUN_DECLARE_OPS({
   template <class T>
   std::size_t linear_fp8_workspace(int rows, int inner, int cols);
 
-  /// h = relu(x wᵀ)², and *maximum = max(*maximum, h) over all elements. `maximum` must not be that of a scale.
+  /// h = relu(x wᵀ)², and *maximum = max(*maximum, h) over all elements. `maximum` must be neither scale_x.maximum nor
+  /// scale_w.maximum.
   /// CUDA: *maximum is taken of the rounded h.
   template <class T>
   void linear_relu2_forward_fp8(Stream stream, Mat<T> h, acc_t<T> * maximum, Mat<const T> x, Fp8Scale<acc_t<T>> scale_x,

@@ -67,7 +67,7 @@ struct TanhCap {
 
   explicit TanhCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
   KOKKOS_INLINE_FUNCTION T squash(T z) const { return fast_tanh(z * inverse); }
-  /// Of the logit by z.
+  /// d logit / dz.
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
 };
 
@@ -109,7 +109,7 @@ struct RowTargets {
   int column[max_targets + 1] = {};
   double weight[max_targets + 1] = {};
   double in_loss = 0;      ///< sum of the weights
-  double in_gradient = 0;  ///< the same, with the weights of targets behind the last row
+  double in_gradient = 0;  ///< in_loss, and the weights of targets behind the last row
 
   KOKKOS_FUNCTION RowTargets(int t, const Vec<const Token>& targets, const LmHeadOptions& options) {
     for (int k = 0; k < options.targets; ++k) {
@@ -192,7 +192,7 @@ void chunk_losses(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> t
   });
 }
 
-/// The same, and adds the losses to *total.
+/// Does what chunk_losses() does, and adds the losses to *total.
 template <class T>
 void chunk_loss(double* total, const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets,
                 const LmHeadOptions& options) {
@@ -255,7 +255,7 @@ void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w
 }
 
 template <class T>
-void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
                            Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                            Workspace workspace) {
   const LmHead<T> head = make_lm_head(x, w, options, workspace);
@@ -263,7 +263,8 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
     chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
-    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), add || first > 0, d_w);
+    const Output sum = first > 0 ? Output::accumulate : output;
+    gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), beta_of(sum), d_w);
   });
 }
 
@@ -273,7 +274,7 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
                                      const LmHeadOptions&, Workspace);                                             \
   template void lm_head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const LmHeadOptions&, \
                                Workspace);                                                                         \
-  template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, bool, Mat<const T>, Mat<const T>,           \
+  template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Output, Mat<const T>, Mat<const T>,         \
                                       Vec<const Token>, const LmHeadOptions&, Workspace);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

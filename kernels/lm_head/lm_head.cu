@@ -105,22 +105,22 @@ double loss_scale(const Problem& p, double scale) {
   return p.options.loss_scale == 0 ? scale / p.x.rows : scale * p.options.loss_scale;
 }
 
-/// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with `add`.
-void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, bool add) {
+/// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with Output::accumulate.
+void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, Output output) {
   const LmHeadOptions& o = p.options;
   float* const loss = p.buffers.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
   if (!p.fp8()) {
     softcap_gradient(p.stream, loss, softcap, loss_scale(p, 1));
     gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, z, Op::none, p.w, d_x);
-    gemm<bf16, bf16, float>(p.stream, {.beta = add ? 1.0f : 0.0f}, Op::transpose, z, Op::none,
+    gemm<bf16, bf16, float>(p.stream, {.beta = beta_of(output)}, Op::transpose, z, Op::none,
                             p.x.row_block(first, z.rows), d_w);
     return;
   }
   const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, softcap, loss_scale(p, o.scale_g));
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
                          Op::transpose, p.buffers.w_t, d_x);
-  lm_head_weight_gradient(p.stream, d_w, add, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
+  lm_head_weight_gradient(p.stream, d_w, output, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
                           p.buffers.x_t.col_block(first, z.rows));
 }
 
@@ -173,12 +173,12 @@ void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<con
 }
 
 template <class T>
-void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
                            Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                            Workspace workspace) {
   const Problem p = make_problem(stream, x, w, targets, options, workspace);
   for_row_chunks(p, /*with_gradient=*/true, [&](int first, Mat<bf16> z) {
-    chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, add || first > 0);
+    chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, first > 0 ? Output::accumulate : output);
   });
   add_losses(p, total);
 }
@@ -188,7 +188,7 @@ template void lm_head_loss_forward(Stream, double*, Mat<const bf16>, Mat<const b
                                    const LmHeadOptions&, Workspace);
 template void lm_head_losses<bf16>(Stream, Vec<float>, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
                                    const LmHeadOptions&, Workspace);
-template void lm_head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, bool, Mat<const bf16>,
+template void lm_head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, Output, Mat<const bf16>,
                                           Mat<const bf16>, Vec<const Token>, const LmHeadOptions&, Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -34,7 +34,7 @@ inline constexpr int max_targets = 3;
 struct LmHeadOptions {
   double softcap = 15;  ///< c, at most max_softcap
   SoftcapKind kind = SoftcapKind::tanh;
-  double softcap_shift = 0, softcap_width = 1;  ///< of the sigmoid
+  double softcap_shift = 0, softcap_width = 1;  ///< SoftcapKind::sigmoid: sigmoid((z + shift) / width)
   std::array<double, max_targets> target_weights{1, 0, 0};
   int targets = 1;
   double prefix_weight = 0;
@@ -70,9 +70,10 @@ NANORUN_DECLARE_OPS({
   void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
                       const LmHeadOptions& options, Workspace workspace);
 
-  /// *total += sum_t loss[t], and the gradients of loss_scale sum_t loss[t]: d_x =; d_w =, or += with `add`.
+  /// *total += sum_t loss[t], and the gradients of loss_scale sum_t loss[t]: d_x =; d_w =, or += with
+  /// Output::accumulate.
   template <class T>
-  void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, bool add, Mat<const T> x,
+  void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
                              Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                              Workspace workspace);
 })

@@ -11,7 +11,7 @@ namespace nanorun::kernels::cuda {
 /// bf16 lies in a thread block's shared memory.
 struct Softcap {
   Mat<bf16> z;                   ///< [rows, V]; the functions for gradients overwrite it
-  Vec<const Token> targets;      ///< of these rows and of all later rows
+  Vec<const Token> targets;      ///< the tokens behind each row: of these rows and all later ones
   const LmHeadOptions& options;  ///< the softcap, the targets and the precision are read
 };
 

@@ -99,12 +99,12 @@ __device__ float to_float(bf16 x) { return __uint_as_float(static_cast<std::uint
 // Targets
 
 struct Targets {
-  const Token* next;  ///< of the rows, and of all behind them
-  int length;         ///< of next
+  const Token* next;  ///< [length]: the next token of each row; then of the rows behind them
+  int length;         ///< at least the number of rows
   int count;
   const std::int32_t* prefix;     ///< null: none
   float weight[max_targets + 1];  ///< the last is that of the prefix
-  float sum;                      ///< of the weights, without the prefix's
+  float sum;                      ///< sum of the weights, without the prefix's
 
   explicit Targets(const Softcap& in)
       : next(in.targets.data()),
@@ -121,8 +121,8 @@ struct Targets {
   bool has_extra_targets() const { return count > 1 || prefix != nullptr || weight[0] != 1; }
 };
 
-/// Those of one row: the columns at which the gradient is not that of the softmax alone. Without `extra` it is the
-/// next token alone, of weight 1.
+/// Targets of one row: the columns at which the gradient differs from that of the softmax alone. Without `extra` the
+/// next token is the only target, with weight 1.
 template <bool extra>
 struct RowTargets {
   static constexpr int count = extra ? max_targets + 1 : 1;
@@ -174,7 +174,7 @@ struct RowTargets {
 
 struct NoGradient {};
 
-/// Stores the gradient over its row of logits, whose stride stays that of bf16.
+/// Stores the gradient over its row of logits. The stride of rows stays the stride of the bf16 logits.
 template <class G>
 __device__ void store_gradient(void* row, int vector, const Vector<float, 8>& g) {
   if constexpr (std::is_same_v<G, e5m2>) {

@@ -25,12 +25,12 @@ using namespace sm90;
 constexpr int consumers = 2, cluster = 2, stages = 4;
 constexpr int consumer_rows = 64, tile_m = consumers * consumer_rows, tile_n = 256, tile_k = 128;
 constexpr int half_n = tile_n / 2;
-constexpr int steps = tile_k / 32;  // of wgmma
+constexpr int steps = tile_k / 32;  // wgmma per tile_k
 constexpr int threads = (1 + consumers) * warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;
 constexpr int producer_registers = 24, consumer_registers = 240;
 constexpr int panel_floats = 32, panels = tile_n / panel_floats;  // what a warp stores at a time: 128 bytes of each row
-constexpr int row_bytes = 128;                                    // of each tile in shared memory
+constexpr int row_bytes = 128;                                    // bytes of a row of a tile in shared memory
 
 struct alignas(1024) Shared {
   std::byte g[stages][tile_k * row_bytes];
@@ -220,7 +220,7 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
 
 }  // namespace
 
-void lm_head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float factor, Mat<const e5m2> g,
+void lm_head_weight_gradient(Stream stream, Mat<float> d_w, Output output, float factor, Mat<const e5m2> g,
                              Mat<const e4m3> x_t) {
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 227 * 1024);
@@ -231,7 +231,7 @@ void lm_head_weight_gradient(Stream stream, Mat<float> d_w, bool add, float fact
   p.x_t = matrix_map(x_t, tile_n / cluster);
   p.d_w = matrix_map(Mat<const float>(d_w), warp_rows);
   p.factor = factor;
-  p.add = add;
+  p.add = output == Output::accumulate;
   p.rows = ceil_div(d_w.rows, tile_m * cluster);
   p.cols = ceil_div(d_w.cols, tile_n);
   p.k_tiles = ceil_div(g.rows, tile_k);

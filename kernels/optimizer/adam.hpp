@@ -66,7 +66,7 @@ struct AdamFactors {
 NANORUN_DECLARE_OPS({
   /// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
   /// itself. squares [2] in the tensors' memory, in double: squares[0] += sum of (gradient_scale g)², squares[1] += sum
-  /// of the new w². They are not finite where any element is not.
+  /// of the new w². A sum is not finite if any of its elements is not.
   /// CUDA: T = bf16 or float; W and M = float or T. Where they are bf16, options.round_weights and round_moments must
   /// say so. The sums have a fixed order. The stream needs create_sums().
   template <class T, class W = acc_t<T>, class M = acc_t<T>>

@@ -12,8 +12,8 @@ namespace {
 /// Columns of a row that a lane takes: of an update a vector of 16 bytes; few where a row catches up on many updates,
 /// which follow one another.
 constexpr int update_cols = 8, catch_up_cols = 2;
-/// Rows that a warp looks at together. It updates those that need it one after another, and the warps beside it the
-/// same rows' other columns: memory is fastest where whole rows come at once.
+/// Rows that a warp looks at together. It updates the rows that need it one after another, while the warps beside it
+/// update the other columns of the same rows: memory is fastest if whole rows are accessed at once.
 constexpr int warp_rows = 8;
 /// Blocks of a grid-stride loop over tasks.
 int most_blocks() { return 8 * sm_count(); }

@@ -17,8 +17,8 @@
 //   adam_update_rows                   in every update
 //   adam_catch_up_all, mark_caught_up  before anything else reads the table
 // Shapes: w, copy, m, v, g [rows, d], without gaps; last_read [rows]; indices, order [n]; rates [updates or more],
-// those of update t at t - 1. `order` has the positions of `indices` sorted by index. The rates stand for lr, t, decay
-// and epsilon_hat of the options, which are not read.
+// where rates[t - 1] belongs to update t. `order` has the positions of `indices` sorted by index. The rates replace lr,
+// t, decay and epsilon_hat of the options.
 
 #include "kernels/device/op.hpp"
 #include "kernels/optimizer/adam.hpp"
@@ -60,7 +60,7 @@ NANORUN_DECLARE_OPS({
   void adam_catch_up_all(Stream stream, const AdamTable<T, W, M>& table, Vec<const std::int32_t> last_read,
                          Vec<const AdamRates<acc_t<T>>> rates, const AdamOptions& options, int updates);
 
-  /// last_read = max(last_read, updates - 1) in all rows: none lacks an update, and none is counted as read.
+  /// last_read = max(last_read, updates - 1) in all rows: afterwards no row lacks an update, and no row counts as read.
   void mark_caught_up(Stream stream, Vec<std::int32_t> last_read, int updates);
 
   /// Update t, with gradients, of the rows that were read since update t - 1: those with last_read = t - 1. squares [2]

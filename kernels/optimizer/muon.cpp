@@ -151,7 +151,7 @@ Sums<2> update_rows(Mat<const T> x, T* second_moment, T beta) {
   });
 }
 
-/// The same of every column; on CPUs in blocks of columns, so that whole cache lines are read.
+/// Updates the Q of every column; on CPUs in blocks of columns, so that whole cache lines are read.
 template <class T>
 Sums<2> update_columns(Mat<const T> x, T* second_moment, T beta) {
   constexpr int width = on_host ? 64 : 1;

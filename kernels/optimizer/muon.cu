@@ -54,7 +54,7 @@ void polar_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, M
 
 bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-/// What the stages share; the rest of the workspace is that of one stage after another.
+/// The memory that the stages share. The rest of the workspace serves one stage after another.
 struct Shared {
   MatrixBatch<bf16> x;
   float* squares_of_x;

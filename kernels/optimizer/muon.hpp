@@ -60,8 +60,9 @@ inline constexpr PolarIteration polar_express_iteration{
       {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
       {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
 
-/// Matrices that muon_update() updates, `count` contiguous ones [rows, cols] in each tensor. copy: weights rounded or
-/// truncated to T, for the GEMMs that read them; where acc_t<T> is T, the weights themselves.
+/// Matrices that muon_update() updates. Each tensor holds `count` contiguous matrices [rows, cols]. `copy` holds the
+/// weights rounded or truncated to T, for the GEMMs that read them. In the CPU build acc_t<T> is T, and `copy` is
+/// `weights`.
 template <class T>
 struct MuonBatch {
   int count = 0, rows = 0, cols = 0;

@@ -53,7 +53,7 @@ __device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float b
   return sums;
 }
 
-/// The same of columns, 32 at a time: eight threads read four each of every 32nd row.
+/// Updates the Q of columns, 32 at a time. Eight threads read every 32nd row, four columns each.
 __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, float beta) {
   constexpr int width = 32, quads = width / 4, slots = block_threads / quads;
   __shared__ float partial[slots][width];

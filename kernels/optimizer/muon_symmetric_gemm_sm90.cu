@@ -91,7 +91,7 @@ __device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* co
 /// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image.
 __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
                                       const float (&accumulator)[tile_side / 2], int warp) {
-  constexpr int warps = consumer_rows / 16;  // of a consumer
+  constexpr int warps = consumer_rows / 16;  // warps of a consumer
 #pragma unroll
   for (int i = 0; i < tile_side / 16; ++i) {
     const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);

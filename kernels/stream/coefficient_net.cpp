@@ -28,7 +28,7 @@ KOKKOS_FUNCTION T scale_of(const CoefficientNet<T>& net) {
   return static_cast<T>(net.constant) * net.scalar.factor();
 }
 
-/// Row t of c from that of z, in parts that lie on the stack after gelu.
+/// Computes row t of c from row t of z, in parts whose gelu lies on the stack.
 template <class T>
 KOKKOS_FUNCTION void second_layer_row(int t, Mat<T> c, Mat<const T> z, const CoefficientNet<T>& net) {
   constexpr int part = 64;

@@ -24,18 +24,18 @@ bool is_one_part(const CoefficientNet<bf16>& net) {
 /// Rows of a tile, and threads that share a row, each with a part of the hidden units.
 constexpr int tile_rows = 64, row_threads = block_threads / tile_rows, part = max_hidden / row_threads;
 
-/// Rows of h begin one float further apart and those of c four, so that threads of neighbouring rows use different
-/// banks, in c for vectors of 4.
+/// Rows of h have one float of padding, rows of c four, so that threads of neighbouring rows use different banks; in c
+/// for vectors of 4.
 struct alignas(16) Shared {
   float w[max_outputs][max_hidden];
-  float c[tile_rows][max_outputs + 4];  ///< or its gradient
+  float c[tile_rows][max_outputs + 4];  ///< outputs, or their gradients
   float h[tile_rows][max_hidden + 1];
 };
 static_assert(sizeof(Shared) <= 48 << 10);
 
 using HiddenPart = Vector<float, part>;
 
-/// What a thread does of a tile: this row of it, these hidden units.
+/// A thread's part of a tile: its row, and its first hidden unit.
 struct Mine {
   int row = threadIdx.x % tile_rows, first = threadIdx.x / tile_rows * part;
 };
@@ -102,13 +102,14 @@ __device__ void store_hidden(Shared& s, const HiddenPart& z) {
   for (int k = 0; k < part; ++k) s.h[mine.row][mine.first + k] = z.v[k] * Normal(z.v[k]).cdf;
 }
 
-/// Of one part, the sums over whose hidden units `adds` says whether to add to those of the parts before.
+/// Second layer over one part of the hidden units. `adds`: c has the sums over earlier parts, and this part adds to
+/// them.
 template <bool ragged, bool adds>
 __global__ void __launch_bounds__(block_threads)
     second_layer_kernel(Mat<float> c, Mat<const bf16> z, CoefficientNet<bf16> net) {
   __shared__ Shared s;
   begin_after_previous();
-  constexpr int outputs = max_outputs / row_threads;  // of a thread, which then owns a row of h
+  constexpr int outputs = max_outputs / row_threads;  // outputs that a thread computes for its row of h
   const float scale = scale_of(net);
   const int row = threadIdx.x % tile_rows, group = threadIdx.x / tile_rows;
   load_weights(s, net.w_out);
@@ -206,12 +207,12 @@ struct WeightSums {
   }
 };
 
-/// Sums over tiles as thread blocks leave them, in vectors of 4: those of w, row by row; of bias; of by_scale. Rows of
-/// w that are ragged have sums of zero up to whole vectors.
+/// Sums over tiles as thread blocks leave them, in vectors of 4: the gradient of w, row by row; of bias; of the scalar
+/// (by_scale). Where rows of w are no whole vectors (`ragged`), zeros fill them up.
 template <bool ragged>
 struct Partials {
   using Vector = cuda::Vector<float, 4>;
-  int rows, cols, bias, by_scale;  ///< of w; and where the others begin
+  int rows, cols, bias, by_scale;  ///< shape of w; where the sums of bias and by_scale begin
 
   constexpr explicit Partials(const Mat<float>& w)
       : rows(w.rows),
@@ -235,7 +236,7 @@ struct Partials {
     to[by_scale + own] = by_warp[own] + by_warp[own + 4];
   }
 
-  /// Adds the sums over all blocks to the gradients. Without d_bias, that is not wanted.
+  /// Adds the sums over all blocks to the gradients. If d_bias is empty, its gradient is not wanted.
   __device__ void send(const CoefficientNetGradients<bf16>& d, const CoefficientNet<bf16>& net,
                        const OrderedSum& total) const {
     const float scale = scale_of(net);
@@ -291,9 +292,9 @@ __global__ void __launch_bounds__(block_threads, 2)
   partials.send(d, net, total);
 }
 
-/// The same for a part of the hidden units, those of z, d_z and the columns of w_out, and the part of the outputs that
-/// begins at own_first: d has the gradients of these. d_bias is empty but in the first part of the hidden units. Where
-/// sends_on, all outputs send to d_z and the scalar.
+/// second_layer_backward_kernel for one part of the hidden units (z, d_z and the columns of w_out are cut to it) and
+/// one part of the outputs, which begins at own_first. d has the gradients of these weights. d_bias is empty but in the
+/// first part of the hidden units. With sends_on, all outputs send to d_z and the scalar.
 __global__ void __launch_bounds__(block_threads, 2)
     part_backward_kernel(Mat<bf16> d_z, CoefficientNetGradients<bf16> d, Mat<const float> d_c, Mat<const bf16> z,
                          CoefficientNet<bf16> net, int own_first, bool sends_on, OrderedSum total) {
@@ -311,7 +312,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     const int end = sends_on ? d_c.cols : own_first + 1;
     for (int output = sends_on ? 0 : own_first; output < end; output += max_outputs) {
       const int count = min(max_outputs, d_c.cols - output);
-      __syncthreads();  // as the outputs before
+      __syncthreads();  // the outputs before have been read
       load_weights(s, net.w_out.row_block(output, count));
       for_elements(tile_rows, max_outputs, [&](int t, int i) {
         const float g = i < count && first + t < d_c.rows ? d_c.row(first + t)[output + i] : 0;

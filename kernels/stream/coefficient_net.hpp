@@ -25,9 +25,9 @@ struct CoefficientNetGradients {
 };
 
 NANORUN_DECLARE_OPS({
-  /// Keeps z, from before gelu, for the backward pass.
-  /// CUDA: T = bf16, to which z is rounded. The stream needs create_blas(). Throws std::invalid_argument unless the
-  /// rows of u, w_in and z are aligned to 16 bytes. Any n and m; fastest with n <= 48 and m = 8, 16 ... 64.
+  /// Leaves z, the hidden units before gelu, for the backward pass. CUDA: T = bf16, to which z is rounded. The stream
+  /// needs create_blas(). Throws std::invalid_argument unless the rows of u, w_in and z are aligned to 16 bytes. Any n
+  /// and m; fastest with n <= 48 and m = 8, 16 ... 64.
   template <class T>
   void coefficient_net_forward(Stream stream, Mat<acc_t<T>> c, Mat<T> z, Mat<const T> u, const CoefficientNet<T>& net);
 

@@ -1,7 +1,7 @@
 #pragma once
 // Token embedding: out[t] = table[tokens[t]]. The overloads with `rows` look up other indices than tokens.
 // Shapes: tokens, rows, order [T]; table [vocabulary, d]; out [T, d]. `order` has the positions t sorted by their token
-// (or row), and those of one token in ascending order.
+// (or row); positions with the same token ascend.
 
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"

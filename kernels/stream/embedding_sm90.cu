@@ -174,8 +174,9 @@ __global__ void __launch_bounds__(block_threads)
 
 /// Joins the parts of a run in the block of the chunk in which the run begins. It is launched behind sum_runs alone,
 /// and is an exception to the contract of launch.cuh: it reads tokens and order before it waits. Its blocks start when
-/// all of sum_runs have waited, so that whatever wrote these is done, and sum_runs does not write them. Blocks that
-/// join nothing need not wait for sum_runs; but those of chunk 0 do, so that this kernel never ends before sum_runs.
+/// all blocks of sum_runs have waited. So the kernels that wrote tokens and order are done, and sum_runs does not write
+/// them. Blocks that join nothing need not wait for sum_runs, but the block of chunk 0 always does, so that this kernel
+/// never ends before sum_runs.
 template <class Index>
 __global__ void __launch_bounds__(block_threads)
     join_runs(Mat<float> d_table, PartialSums partial, SortedTokens<Index> sorted) {

@@ -211,7 +211,7 @@ KOKKOS_FUNCTION Sums<3> share_row(int t, const std::array<SharedStream<T>, 2>& s
   return sums;
 }
 
-/// From the sums over the rows.
+/// Adds to the gradients of the scalars, from the sums over the rows.
 template <class T>
 KOKKOS_FUNCTION void add_to_scalars(const SharingMix<T>& mix, const Sums<3>& sums) {
   for (int i = 0; i < 2; ++i) {
@@ -247,7 +247,7 @@ template <class T>
 void shared_streams_backward(Stream, const std::array<SharedStream<T>, 2>& streams,
                              std::span<const SharingMix<T>> mixes) {
   for (const SharedStream<T>& stream : streams) {
-    if (stream.d && !stream.adds) {
+    if (stream.d && !stream.accumulates) {
       for_rows("shared_streams", stream.d.rows, [=] KOKKOS_FUNCTION(int t) { clear_row(t, stream.d); });
     }
   }

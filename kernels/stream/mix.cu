@@ -17,7 +17,7 @@ struct Terms {
   unsigned to_out = 0;         ///< bit k: d_out is the term's d_source, which is null here
   unsigned dots = 0;           ///< bit k: dot_k needs the source
   int implied = -1;            ///< index of the implied term
-  bool wants_scalars = false;  ///< of any term
+  bool wants_scalars = false;  ///< whether any term has a scalar with a gradient
 };
 
 template <int K>
@@ -154,8 +154,8 @@ __device__ void finish_dots(float by_out, const float (&c)[K], const float (&div
   }
 }
 
-/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. One that is a factor
-/// of several terms, or twice of one, gets all of it from one thread.
+/// sums[k] is per_token_k dot_k of the rows of this thread. The last block adds to the scalars. A scalar that is a
+/// factor of several terms, or twice of one term, gets its whole gradient from one thread.
 template <int K>
 __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], const OrderedSum& total) {
   __shared__ float dots[K];
@@ -168,7 +168,7 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   float sum = 0;
   for (int at = 0; at < 2 * K; ++at) {
     if (gradient(at) != gradient(own)) continue;
-    if (at < own) return;  // that thread adds
+    if (at < own) return;  // thread `at` adds this gradient
     const MixTerm<bf16>& term = terms.term[at / 2];
     sum += static_cast<float>(term.constant) * term.scalars[1 - at % 2].factor() * term.scalars[at % 2].slope() *
            dots[at / 2];

@@ -22,7 +22,7 @@
 
 namespace nanorun::kernels {
 
-/// Terms of one mix, at most; at least one. Else the ops throw std::invalid_argument.
+/// Most terms of one mix. Ops throw std::invalid_argument for more terms, and for none.
 inline constexpr int max_mix_terms = 6;
 
 /// A factor f(s) of a coefficient. Without a value the factor is 1. Device code may call the functions.
@@ -121,19 +121,19 @@ template <class T>
 struct SharedStream {
   Mat<const T> x;
   Mat<T> d;
-  bool adds = false;  ///< d +=, else d =
+  bool accumulates = false;  ///< d +=, else d =
 };
 
 /// A mix that reads shared streams.
 template <class T>
 struct SharingMix {
   Mat<const T> g;                                ///< gradient of the mix's out
-  std::array<MixCoefficient<T>, 2> coefficient;  ///< of each shared stream
+  std::array<MixCoefficient<T>, 2> coefficient;  ///< coefficients of the two shared streams
   MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 
-/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Adds what they change by
-/// when that sum changes by `change`.
+/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Corrects them for a change
+/// of this sum by `change`.
 template <class T, class Sum>
 constexpr void add_to_implied(const MixTerm<T>& term, Sum change) {
   const acc_t<T> c = term.common_factor();
@@ -195,7 +195,7 @@ NANORUN_DECLARE_OPS({
 
   /// Gradients of the shared terms of `mixes`, which mix_backward() skips. Stream i is x_i, with coefficient c_m,i in
   /// mix m; the second stream may be null. With dot_m,i[t] = <g_m[t], x_i[t]>:
-  ///   gradient of x_i[t] = or += sum_m c_m,i[t] g_m[t]; those of the factors of c_m,i as above
+  ///   gradient of x_i[t] = or += sum_m c_m,i[t] g_m[t]; gradients of the factors of c_m,i as above
   ///   implied term of mix m: mix_backward() took its c dot too large by sum_i c_m,i dot_m,i, which is corrected here
   /// No two coefficients have the same per_token gradient.
   /// CUDA: demands what mix_backward() does. The gradients of the streams are rounded to bf16 after every 16 mixes.

@@ -18,7 +18,7 @@ struct SharingMixes {
   int count;
 };
 
-/// Of each mix, summed over rows: per_token_i dot_i of both streams, and the sum of c_i dot_i.
+/// Sums over the rows that each mix needs: per_token_i dot_i of both streams, and c_0 dot_0 + c_1 dot_1.
 constexpr int shared_sums = 3;
 using MixSums = float[max_sharing_mixes][shared_sums];
 
@@ -36,7 +36,7 @@ class OwnCoefficient {
     by_token_ = numbers.factor(row);
     if (numbers.gradient) before_ = numbers.gradient[numbers.at(row)];
   }
-  /// That of a mix and stream, in every lane of the warp.
+  /// The coefficient of a mix and stream, in every lane of the warp.
   __device__ float of(int mix, int stream) const {
     return __shfl_sync(0xFFFFFFFFu, common_ * by_token_, 2 * mix + stream);
   }
@@ -110,8 +110,8 @@ __device__ __forceinline__ void keep_packed(Vector<bf16, 8>& x) {
   for (std::uint32_t& pair : x.pair) asm volatile("" : "+r"(pair));
 }
 
-/// A warp for each row at a time, N vectors of 8 elements for each lane. g of the next mix is on its way while that of
-/// one is computed with.
+/// A warp for each row at a time, N vectors of 8 elements for each lane. g of the next mix is loaded while the current
+/// one is used.
 template <int N>
 __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     shared_streams_kernel(SharedStream<bf16> first, SharedStream<bf16> second,
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     for (int s = 0; s < 2; ++s) {
       load_row<N>(x[s], streams[s]->x, row);
       RowVectors<N> before;
-      load_row<N>(before, streams[s]->adds ? Mat<const bf16>(streams[s]->d) : Mat<const bf16>(), row);
+      load_row<N>(before, streams[s]->accumulates ? Mat<const bf16>(streams[s]->d) : Mat<const bf16>(), row);
 #pragma unroll
       for (int i = 0; i < N; ++i) d[s][i] = to_floats(before[i]);
     }
@@ -191,7 +191,7 @@ void shared_streams_backward(Stream stream, const std::array<SharedStream<T>, 2>
              OrderedSum(stream));
     });
     mixes = mixes.subspan(part.size());
-    first.adds = second.adds = true;
+    first.accumulates = second.accumulates = true;
   } while (!mixes.empty());
 }
 

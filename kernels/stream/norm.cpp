@@ -22,7 +22,9 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
 }
 
 template <class T>
-void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out, bool add) {
+void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
+                       Output output) {
+  const bool adds = output == Output::accumulate;
   for_rows("rms_norm_backward", out.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* y = out.row(t);
     const T* d_y = d_out.row(t);
@@ -30,13 +32,13 @@ void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>>
     const T mean = dot(d_y, y, out.cols) / out.cols;
     const T r = rstd[t];
 #pragma omp simd
-    for (int j = 0; j < out.cols; ++j) d[j] = (add ? d[j] : 0) + r * (d_y[j] - y[j] * mean);
+    for (int j = 0; j < out.cols; ++j) d[j] = (adds ? d[j] : 0) + r * (d_y[j] - y[j] * mean);
   });
 }
 
 #define NANORUN_OPS(T)                                                              \
   template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
-  template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, bool);
+  template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, Output);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

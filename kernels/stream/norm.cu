@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(block_threads)
   if (maximum) raise_by_block(maximum, largest);
 }
 
-/// As above, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the reduction.
+/// A warp for each row, N vectors of 8 elements for each lane. d_x is read early, so that its latency overlaps the
+/// reduction.
 template <int N>
 __global__ void __launch_bounds__(block_threads)
     rms_norm_backward_kernel(Mat<bf16> d_x, Mat<const bf16> out, const float* rstd, Mat<const bf16> d_out, bool add) {
@@ -92,18 +93,18 @@ void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T
 
 template <class T>
 void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
-                       bool add) {
+                       Output output) {
   require_vectors("rms_norm_backward", d_x);
   require_vectors("rms_norm_backward", out);
   require_vectors("rms_norm_backward", d_out);
   if (out.rows == 0) return;
   for_vectors_per_lane("rms_norm_backward", out.cols, [&](auto n) {
     launch("rms_norm_backward", stream, rms_norm_backward_kernel<n()>, row_blocks(out.rows), block_threads, 0, d_x, out,
-           rstd.data(), d_out, add);
+           rstd.data(), d_out, output == Output::accumulate);
   });
 }
 
 template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*);
-template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>, bool);
+template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>, Output);
 
 }  // namespace nanorun::kernels::cuda

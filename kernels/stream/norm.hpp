@@ -26,11 +26,12 @@ NANORUN_DECLARE_OPS({
   void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps,
                         acc_t<T>* maximum = nullptr);
 
-  /// d_x += rstd * (d_out - out * mean_j(d_out * out)), or = without `add`. Needs the forward's out and rstd, not its
-  /// x. CUDA: demands what the forward does.
+  /// d_x = rstd * (d_out - out * mean_j(d_out * out)), or += with Output::accumulate. Needs the forward's out and
+  /// rstd, not its x.
+  /// CUDA: demands what the forward does.
   template <class T>
   void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>> rstd, Mat<const T> d_out,
-                         bool add);
+                         Output output);
 })
 
 }  // namespace nanorun::kernels

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// d_w [width] += the sums of by_weight, a column a lane; *d_scale += that of by_scale, which the first lanes have.
+/// d_w [width] += the sums of by_weight over the warps of the grid, one column per lane. *d_scale += the sum of
+/// by_scale over the first lanes.
 __device__ void add_to_gate(float* d_w, int width, float* d_scale, float by_weight, float by_scale,
                             const OrderedSum& total) {
   __shared__ float by_warp[block_warps][warp_size + 1];

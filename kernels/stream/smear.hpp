@@ -8,7 +8,7 @@
 
 namespace nanorun::kernels {
 
-/// Bound of g, which is also at most d; else the ops throw std::invalid_argument.
+/// Most columns g of the gate, which are also at most d. Ops throw std::invalid_argument for more.
 inline constexpr int max_smear_gate = 32;
 
 NANORUN_DECLARE_OPS({

@@ -6,10 +6,10 @@
 namespace nanorun {
 
 struct Build {
-  std::string version;   ///< of the project, "0.2.0"
+  std::string version;   ///< version of the project, "0.2.0"
   std::string commit;    ///< `git describe --always --dirty` of the sources; empty where they are no git repository
   std::string compiler;  ///< "GNU 12.2.0"
-  std::string flags;     ///< of the compiler
+  std::string flags;     ///< flags of the compiler
   std::string cuda;      ///< the toolkit, "13.0"; empty in a CPU build
 };
 const Build& build();

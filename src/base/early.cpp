@@ -26,7 +26,7 @@ namespace {
 constexpr std::array<int, 5> stop_signals = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> first_signal{0};
-std::atomic<std::int64_t> first_time{0};  ///< of the first but SIGUSR1 and SIGUSR2, in ns
+std::atomic<std::int64_t> first_time{0};  ///< when the first signal other than SIGUSR1 and SIGUSR2 came, in ns
 std::atomic<bool> usr1_is_taken{false};
 std::array<bool, stop_signals.size()> ignored_at_start{};
 bool knows_ignored = false;
@@ -63,12 +63,13 @@ extern "C" void note_signal(int signal) {
   errno = error;
 }
 
-/// The union of both kinds of handlers has one address.
+/// Whether a library has installed the handler. sa_handler and sa_sigaction share one address.
 bool is_of_library(const struct sigaction& action) {
   return action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN && action.sa_handler != note_signal;
 }
 
-/// Not for what their names promise: as closed ones do, they refuse that.
+/// Opens closed standard descriptors in the wrong direction, so that reading from standard input, and writing to the
+/// others, still fail as on closed ones.
 void open_standard_descriptors() {
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
@@ -87,7 +88,7 @@ int number_in(char** environment, const char* name) {
   return 0;
 }
 
-/// Of OpenBLAS, when it is loaded.
+/// Threads that OpenBLAS starts when it is loaded.
 int blas_threads(char** environment) {
   cpu_set_t cores;
   const int max_threads = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
@@ -117,7 +118,7 @@ template <class... Values>
 
 /// OpenBLAS starts its threads when it is loaded, with a buffer each, and asks for ever for one that it does not get.
 void require_address_space(char** environment) {
-  constexpr rlim_t program = 512, training = 256, thread = 144;  // as seen, and rounded up
+  constexpr rlim_t program = 512, training = 256, thread = 144;  // MiB, as measured and rounded up
   const int threads = blas_threads(environment);
   const rlim_t further_threads = (threads - 1) * thread;
   const auto require = [&](auto resource, const char* name, const char* command) {

@@ -26,15 +26,15 @@ enum class ExitCode : int {
   requeue = 75,       ///< stopped early with a checkpoint: submit the same job again
 };
 
-/// Which ranks meet the error: all of them alike, so that rank 0 reports it and the job ends in order; or this rank
-/// alone, which reports it and aborts the job.
+/// Which ranks meet the error. all_ranks: every rank meets it, rank 0 reports it, and the job ends in order. this_rank:
+/// this rank alone meets it, reports it and aborts the job.
 enum class Scope { all_ranks, this_rank };
 
 /// The cause of an error. damage: the contents of a file are at fault, and another file may serve in its place. other:
 /// anything else, such as a file system that fails, which says nothing about the file.
 enum class Cause { other, damage };
 
-/// A message has a line for each error; most have one.
+/// An error that ends a command or a run. Its message has one line, or one line for each of several errors.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message, Scope scope = Scope::this_rank, Cause cause = Cause::other)
@@ -71,8 +71,8 @@ class ErrorList {
   std::size_t count_ = 0;
 };
 
-/// Writes the whole text to a descriptor. False where that fails; errno has the reason, EIO where a write takes no
-/// byte.
+/// Writes the whole text to a descriptor. Returns false if that fails; errno then has the reason, EIO where a write
+/// takes no byte.
 inline bool write_whole(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), text.size());

@@ -16,14 +16,14 @@
 
 namespace nanorun {
 
-/// The Error where the reason passes by itself: another program has locked the file, the network has failed for a
-/// moment, or a signal came.
+/// An Error whose reason passes by itself: another program has locked the file, the network has failed for a moment, or
+/// a signal came.
 class Busy : public Error {
  public:
   Busy(ExitCode code, const std::string& message) : Error(code, message) {}
 };
 
-/// Whether an errno is such a reason: EAGAIN, EWOULDBLOCK, ENOLCK, ESTALE or EINTR.
+/// Whether an errno is a reason that passes by itself: EAGAIN, EWOULDBLOCK, ENOLCK, ESTALE or EINTR.
 bool passes(int reason);
 
 // --- Looking ---------------------------------------------------------------------------------------------------------
@@ -43,10 +43,10 @@ bool has_file(const std::string& path, ExitCode code);
 /// The size of a regular file in bytes.
 std::uint64_t file_size(const std::string& path, ExitCode code);
 
-/// Tells whether a file was written or replaced: the state then differs.
+/// The state of a file, which differs after the file was written or replaced.
 struct FileState {
   std::uint64_t device = 0, inode = 0, size = 0;
-  std::int64_t seconds = 0, nanoseconds = 0;  ///< of the last change
+  std::int64_t seconds = 0, nanoseconds = 0;  ///< time of the last change
 
   bool operator==(const FileState&) const = default;
 };
@@ -61,12 +61,15 @@ std::vector<std::string> list_directory(const std::string& path, ExitCode code);
 /// Paths that match a glob pattern, sorted. A directory on the way that cannot be read is an error.
 std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code);
 
+/// The path itself if something is there, or else the nearest directory above it that is there.
+std::string existing_part(const std::string& path, ExitCode code);
+
 /// Bytes that this user may still write on the file system of `path`.
 std::uint64_t free_space(const std::string& path, ExitCode code);
 
 /// The working directory, from which relative paths begin, without symbolic links.
 std::string working_directory(ExitCode code);
-/// The absolute path without links, "." and "..", as far as it exists; what does not exist stays as it is.
+/// The absolute path without links, "." and "..". The part of the path that does not exist stays as it is.
 std::string canonical_path(const std::string& path, ExitCode code);
 
 /// Throws where the path, or a name in it, is longer than Linux allows.
@@ -116,6 +119,9 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode
 std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code);
 
 // --- Writing ---------------------------------------------------------------------------------------------------------
+
+/// Throws where files cannot be made in the directory, or where it is not there and cannot be created. Changes nothing.
+void require_possible_directory(const std::string& path, ExitCode code);
 
 /// Creates the directory and those above it, unless it is there. Throws where files cannot be made in it.
 void make_directories(const std::string& path, ExitCode code);

@@ -108,7 +108,7 @@ bool is_skippable_frame(std::string_view head) {
   return head.size() >= 8 && (head[0] & '\xf0') == '\x50' && head.substr(1, 3) == "\x2a\x4d\x18"sv;
 }
 
-/// Of xz's older format: its usual properties, the size of its dictionary, and no size of the data.
+/// Recognises LZMA, xz's older format: its usual properties, the dictionary's size, and no size of the data.
 bool is_lzma(std::string_view head) {
   return head.size() >= 13 && head.starts_with("\x5d\0\0"sv) &&
          head.substr(5, 8) == "\xff\xff\xff\xff\xff\xff\xff\xff"sv;

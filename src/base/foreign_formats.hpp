@@ -6,13 +6,13 @@
 
 namespace nanorun {
 
-inline constexpr std::size_t known_format_bytes = 4096;  ///< of a file, by which known_format() recognises it
+inline constexpr std::size_t known_format_bytes = 4096;  ///< most that known_format() reads of a file
 
-/// For a message: what a file is, and what to do with it, by its first known_format_bytes bytes; empty for an unknown
-/// format, as of texts.
+/// Recognises a file by its first known_format_bytes bytes. Returns text for a message: what the file is, and what to
+/// do with it; empty for a text and for an unknown format.
 std::string known_format(std::string_view head);
 
-/// For a message, likewise, if a file is an HTML page, which is a text, too; else empty.
+/// known_format() for HTML pages, which are texts too; empty for anything else.
 std::string html_page(std::string_view head);
 
 }  // namespace nanorun

@@ -1,5 +1,5 @@
 #pragma once
-// A text file of a run, to which the run appends for as long as it lasts, whatever becomes of the file meanwhile.
+// A text file to which a run appends until it ends, even if the file is moved, copied or removed meanwhile.
 
 #include <cstdint>
 #include <string>
@@ -13,8 +13,9 @@ class GrowingFile {
   /// Opens or creates the file. Throws Error(output).
   explicit GrowingFile(const std::string& path);
 
-  /// Appends. Copies of the file by hard links stay as they are. If the file was removed, it is written again with all
-  /// that it held; if it was moved and another file has its name, it grows where it is. Throws Error(output).
+  /// Appends text. Copies of the file by hard links do not change. If the file was removed, it is written again with
+  /// all that it held. If it was moved and another file has its name, it grows under its new name. Throws
+  /// Error(output).
   void write(const std::string& text);
 
   /// Everything that the file holds.

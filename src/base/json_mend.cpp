@@ -50,12 +50,12 @@ std::optional<unsigned> escaped_code(std::string_view text) {
 bool is_high(unsigned code) { return code >= 0xd800 && code < 0xdc00; }
 bool is_low(unsigned code) { return code >= 0xdc00 && code < 0xe000; }
 
-constexpr std::size_t escape_size = 6;  ///< of \uXXXX
+constexpr std::size_t escape_size = 6;  ///< bytes of \uXXXX
 
 /// The escape with which a text begins whose first character is a backslash.
 struct Escape {
-  std::size_t size;  ///< that of both where two make a pair
-  bool is_half;      ///< of a surrogate pair
+  std::size_t size;  ///< in bytes; of both escapes where two make a surrogate pair
+  bool is_half;      ///< one half of a surrogate pair, without the other
 };
 
 Escape first_escape(std::string_view text) {

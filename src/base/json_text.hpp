@@ -14,13 +14,13 @@
 
 namespace nanorun {
 
-/// Parses a text into nlohmann::json or ordered_json. Throws std::runtime_error where the text is not JSON, nests
-/// deeper than `max_depth` levels, or has an object that names a key twice, since readers differ in which value they
-/// take. The message continues one that names the text: "is not JSON", "names the key ... twice".
+/// Parses a text into nlohmann::json or ordered_json. Throws std::runtime_error if the text is not JSON, nests deeper
+/// than `max_depth` levels, or has an object that names a key twice, since readers differ in which value they take. The
+/// message lacks a subject, which the caller puts before it: "is not JSON", "names the key ... twice".
 template <class Json>
 Json parse_json(std::string_view text, int max_depth) {
   using Event = typename Json::parse_event_t;
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  std::vector<std::set<std::string>> keys;  // keys seen in each object that is still open
   const auto look = [&](int depth, Event event, Json& value) {
     if (depth > max_depth) throw std::runtime_error(fmt::format("nests deeper than {} levels", max_depth));
     if (event == Event::object_start) keys.emplace_back();

@@ -12,14 +12,15 @@ namespace nanorun {
 
 namespace {
 
-/// How many ranks a launcher has started: MPICH and its kin, and Slurm.
+/// Variables with the number of ranks that a launcher has started: MPICH and related MPIs, and Slurm.
 constexpr std::array of_ranks = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
-/// This MPI's own launcher has started the program, whatever launcher lies around that one; or somebody types in a
-/// terminal of Slurm's (launch_variables), and starts programs one by one.
+/// Variables that say that this MPI's own launcher has started the program, even within another launcher; or that
+/// somebody types in a terminal of Slurm (launch_variables) and starts programs one by one.
 constexpr std::array of_own_launcher = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"};
 
-/// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step. What
-/// further launchers start in the shell inherits the shell's variables, but has no terminal, or variables of its own.
+/// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step.
+/// Programs that further launchers start in the shell inherit the shell's variables, but have no terminal, or variables
+/// of their own.
 bool is_typed_in_terminal() {
   const auto is_above_0 = [](const char* name) {
     const char* value = std::getenv(name);
@@ -58,7 +59,7 @@ LaunchVariables launch_variables() {
 }
 
 void leave_step_without_pmix(const LaunchVariables& variables) {
-  // By this variable Open MPI takes the process for one of a step.
+  // If this variable is set, Open MPI takes the process for a rank of a Slurm step.
   if (!variables.contains("OMPI_COMM_WORLD_SIZE") && !variables.contains("PMIX_RANK")) ::unsetenv("SLURM_STEP_ID");
 }
 

@@ -10,7 +10,7 @@
 
 namespace nanorun {
 
-/// Where a file is written until it is complete.
+/// The path at which a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 
 /// Whether an output may replace a regular file: what the user's --force says.

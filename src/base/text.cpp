@@ -88,7 +88,7 @@ std::string printable(std::string_view text) {
 }
 
 std::string excerpt(std::string_view text, std::size_t max_size) {
-  constexpr std::size_t widest = 6;  // of a hidden character, "\\u202E"
+  constexpr std::size_t widest = 6;  // bytes of the longest escape, "\\u202E"
   if (text.size() <= max_size) {
     std::string whole = printable(text);
     if (whole.size() <= max_size) return whole;

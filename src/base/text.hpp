@@ -1,5 +1,5 @@
 #pragma once
-// Text of users and files, and quantities, as messages show them.
+// How messages show text of users and files, and quantities.
 
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@ namespace nanorun {
 /// which can make a name look like another. Bytes that are not UTF-8 are no hidden characters.
 std::optional<char32_t> hidden_character(std::string_view text);
 
-/// A message on why `text` is refused as a name; empty where it is not, or is empty.
+/// Why `text` is refused as a name, for a message; empty if it is accepted. An empty text is accepted.
 std::string name_fault(std::string_view text);
 
 /// The text with hidden characters as "\n", "\t" or "\u202E".

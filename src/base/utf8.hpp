@@ -10,8 +10,8 @@ namespace nanorun {
 /// Number of bytes before the first that is not UTF-8.
 std::size_t valid_utf8(std::string_view text);
 
-/// The text with `mark`, U+FFFD, in place of each maximal part that begins a character without completing it, and of
-/// each byte that begins no character: as Unicode recommends, and Python decodes with errors="replace".
+/// The text with `mark` in place of each invalid part: the longest part that begins a character without completing it,
+/// or a byte that begins no character. Unicode recommends this, and Python does it with errors="replace".
 std::string mended_utf8(std::string_view text, std::string_view mark = "\uFFFD");
 
 /// Counts the characters of a text that comes in parts, and those that mended_utf8() replaces.

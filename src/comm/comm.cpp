@@ -41,7 +41,7 @@ MPI_Op mpi_op(Reduce op) {
 
 }  // namespace
 
-/// What libraries say goes on with a list of parts, or in further lines.
+/// The text of the library continues with a list of parts or further lines, which are cut.
 std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
@@ -86,7 +86,7 @@ void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
-    if (root()) Watchdog::clear_heartbeats(directory);
+    if (root()) Watchdog::clear_heartbeats(directory, size());
   });
   together([&] { watchdog_->share_heartbeats(directory); });
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives on values in host memory. Every collective is watched: one that takes longer than the timeout ends the
-// job with a message that names the collective, the step and the rank to blame.
+// Collectives on values in host memory. Every collective is watched: if one takes longer than the timeout, the job ends
+// with a message that names the collective, the step and the rank to blame.
 
 #include <mpi.h>
 
@@ -22,13 +22,13 @@ using Bounds = std::vector<std::size_t>;
 /// Name and version of the MPI library, "Open MPI v4.1.4".
 std::string mpi_version();
 
-/// Whether MPI_Init of this MPI ends a program that srun has started without PMIx, as Open MPI does if it was built
-/// without Slurm's own PMI. May be called before MPI_Init.
+/// Whether a program that srun starts without PMIx dies in MPI_Init of this MPI library. Open MPI does this if it was
+/// built without Slurm's own PMI. May be called before MPI_Init.
 bool mpi_needs_pmix();
 
 enum class Reduce { sum, min, max };
 
-/// A communicator of MPI.
+/// An MPI communicator. All member functions from barrier() on are collective.
 class Comm {
  public:
   /// Collective.
@@ -77,13 +77,13 @@ class Comm {
   }
   /// The value of each rank, on all ranks.
   std::vector<double> all_gather(double value);
-  /// Sends out[r] to rank r; returns what each rank has sent to this one.
+  /// Sends out[r] to rank r. Returns by rank what each has sent to this one.
   std::vector<std::vector<std::int32_t>> all_to_all(std::span<const std::span<const std::int32_t>> out);
   /// Gathers a text from each rank on rank 0; other ranks get none. The caller keeps the total below 2 GiB.
   std::vector<std::string> gather(const std::string& text);
-  /// Runs `work`, which must not use this communicator, on every rank. Where it throws an Error on some ranks, all
-  /// ranks throw the Error of the lowest of these, with its cause and with Scope::all_ranks. Where work can fail on one
-  /// node alone, its message should name the rank, with name().
+  /// Runs `work` on every rank; it must not use this communicator. If it throws an Error on some ranks, all ranks throw
+  /// the Error of the lowest of these ranks, with its cause and with Scope::all_ranks. If work can fail on one node
+  /// alone, its message should name the rank by name().
   void together(const std::function<void()>& work);
 
  private:

@@ -12,46 +12,46 @@
 
 namespace nanorun {
 
-/// The device that a rank has picked, if it sees any, and the driver there.
+/// The device that a rank has picked, if it sees any, and the CUDA driver of its node.
 struct RankDevice {
   std::string node;
-  std::string identity;  ///< of the device; empty where ranks may share it
-  std::string name;      ///< of the device's model
+  std::string identity;  ///< identity of the device; empty where ranks may share it
+  std::string name;      ///< model of the device
   int visible = 0;       ///< devices that the rank sees
-  int number = -1;       ///< of the device among them
+  int number = -1;       ///< number of the device among those that are visible
   int capability = 0;    ///< compute capability of the device, 10 major + minor
   int driver = 0;        ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
   int runtime = 0;       ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
 };
 
-/// Throws Error(usage) where this rank's driver is too old, it sees no device, or the program has no code for the one
-/// it has picked. The message names the rank and its node.
+/// Throws Error(usage) where this rank's driver is too old, the rank sees no device, or the program has no code for the
+/// device that it has picked. The message names the rank and its node.
 void require_usable_device(int rank, const RankDevice& device);
 
-/// `devices`: by rank. Throws Error(usage, all_ranks) where two ranks have picked one device. The message names the
+/// Throws Error(usage, all_ranks) where two ranks have picked one device. `devices`: by rank. The message names the
 /// ranks and the device and says how to start instead.
 void require_own_devices(const std::vector<RankDevice>& devices);
 
-/// `devices`: by rank. A line for the log where the ranks see more devices than they use; else empty.
+/// A line for the log if the ranks see more devices than they use; else empty. `devices`: by rank.
 std::string idle_devices(const std::vector<RankDevice>& devices);
 
-/// Dense bf16 FLOP/s of a device, by the name that CUDA gives its model; 0 where it is not known.
+/// Peak dense bf16 FLOP/s of a device, by the name that CUDA gives its model; 0 where it is not known.
 double peak_flops(const std::string& device_name);
 /// The sum over all ranks; 0 where the model of one is not known.
 double peak_flops(const std::vector<RankDevice>& devices);
 
 class Context {
  public:
-  /// Starts MPI, which sees no arguments, and creates the communicator.
+  /// Starts MPI without passing it the arguments, and creates the communicator.
   Context(int argc, char** argv);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node, whether the rank
-  /// sees all devices there or one, starts Kokkos on it and creates the streams. Throws Error(usage, all_ranks) where a
-  /// rank finds no device that it can use or two ranks pick the same one, before any rank uses a device.
-  /// `reproducible`: see Gemms.
+  /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node, starts Kokkos on
+  /// it and creates the streams. The launcher may show a rank all devices of the node, or only its own. Throws
+  /// Error(usage, all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any
+  /// rank uses a device. `reproducible`: see Gemms.
   void open_device(bool reproducible = false);
 
   Comm& comm() { return *comm_; }
@@ -76,15 +76,15 @@ class Context {
   /// memory would make its BLAS hang in the first GEMM.
   void require_room_for_gemms();
 
-  /// Looks at the memory in use on this rank's device; called after memory has been taken.
+  /// Measures the memory in use on this rank's device; called after memory has been taken.
   void sample_device_memory();
-  /// The most memory that a look found in use on this rank's device, by all processes, in bytes; 0 in the CPU build.
+  /// The most memory that sample_device_memory() found in use by all processes, in bytes; 0 in the CPU build.
   std::uint64_t peak_device_memory() const { return peak_device_memory_; }
 
-  /// Name and arguments with which the program was started, and when.
+  /// Name and arguments with which the program was started.
   const std::vector<std::string>& words() const { return words_; }
   std::chrono::system_clock::time_point started() const { return started_; }
-  /// Seconds since the system started this rank's process, with the time that loading it took.
+  /// Seconds since the system started this rank's process; includes the time that loading it took.
   double seconds_since_start() const;
   /// Seconds that the program and its launcher may take to end once a run is over. After an exit code other than 0 Open
   /// MPI's mpirun waits for more than two.

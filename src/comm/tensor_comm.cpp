@@ -4,7 +4,7 @@ namespace nanorun {
 
 namespace {
 
-/// Of copies of gradients on their way out.
+/// Bytes for copies of gradients on their way out.
 std::size_t outgoing_bytes(int ranks) { return ranks == 1 ? 0 : Transport::incoming_bytes; }
 
 }  // namespace

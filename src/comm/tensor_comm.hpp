@@ -1,6 +1,6 @@
 #pragma once
-// Collectives on tensors, in the memory that ops work on. They are enqueued on one stream; in the CPU build they are
-// done when a call returns. No call allocates memory of the device.
+// Collectives on tensors in device memory (host memory in the CPU build). They are enqueued on one stream; in the CPU
+// build they are done when a call returns. No call allocates device memory.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,11 +17,11 @@
 
 namespace nanorun {
 
-/// Which rows of a table travel between this rank and each other rank. The rows of a list are distinct; the lists lie
-/// in the memory of tensors.
+/// The rows of a table that travel between this rank and each other rank. The rows of a list are distinct. The lists
+/// lie in device memory.
 struct RowExchange {
-  std::vector<std::span<const std::int32_t>> to;    ///< by rank: rows of that rank's part that have gradients here
-  std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows of this rank's part that have gradients there
+  std::vector<std::span<const std::int32_t>> to;    ///< by rank: rows that it owns and this rank has gradients for
+  std::vector<std::span<const std::int32_t>> from;  ///< by rank: rows that this rank owns and it has gradients for
   std::size_t longest = 0;                          ///< length of the longest list on any rank
 };
 
@@ -33,22 +33,22 @@ class TensorComm {
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
   kernels::Stream stream() const { return stream_; }
-  /// What carries the tensors; empty where there is one rank.
+  /// Name of the transport; empty where there is one rank.
   std::string transport() const { return transport_ ? transport_->name() : ""; }
 
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const { return transport_ && transport_->occupies_sms(); }
 
-  /// Sums each rank's part over the ranks, in place; on a rank the parts of other ranks stay as they were. Elements
-  /// travel in the format of comm.gradients; the owner's own elements enter the sum unrounded. The order of the sum
-  /// depends on the number of ranks alone. A = float, in the CPU build also double.
+  /// Sums each rank's part of `data` over the ranks, in place; the parts of other ranks stay as they were. Elements
+  /// travel in the format of comm.gradients, but the owner's own elements enter the sum unrounded. The order of the sum
+  /// depends only on the number of ranks. A = float, in the CPU build also double.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& bounds);
-  /// Sums the rows of this rank's part of a table over the ranks that have gradients for them. Rows that this rank
-  /// sends to other ranks become zero.
+  /// reduce_scatter() of the listed rows of a table [rows, cols]. Rows that this rank sends to their owners become
+  /// zero.
   template <class A>
   void reduce_scatter_rows(const kernels::Mat<A>& table, const RowExchange& rows);
-  /// Collective. Prepares memory for all_gather(). It must outlive the communicator and have one size on all ranks.
+  /// Collective. Prepares memory for all_gather(). It must have the same size on all ranks and outlive this object.
   template <class T>
   void share(std::span<T> memory) {
     if (transport_) transport_->share(std::as_writable_bytes(memory));
@@ -60,15 +60,15 @@ class TensorComm {
   }
   /// Collective. Waits, at most for the timeout, until the collectives that have been enqueued are done.
   void synchronize();
-  /// At the end of a step: throws Error(communication) if a collective has failed.
+  /// Throws Error(communication) if a collective has failed. Called at the end of each step.
   void check();
-  /// Collective, except while an exception unwinds (~Transport). Ends all collectives, so that shared memory may go
-  /// before this object. No collective may follow.
+  /// Collective, except while an exception unwinds (~Transport). Ends all collectives, so that shared memory may be
+  /// freed before this object. No collective may follow.
   void close() { transport_.reset(); }
 
   /// Bytes that this rank has sent so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }
-  /// Bytes of the buffers of reduce_scatter, and an estimate of what the transport takes.
+  /// Bytes of device memory: the buffers of reduce_scatter(), and an estimate of what the transport takes.
   static std::size_t memory_bytes(int ranks, const CommConfig& config);
 
  private:
@@ -93,8 +93,9 @@ class TensorComm {
   std::uint64_t bytes_sent_ = 0;
 };
 
-/// body(at, first, last) for chunks from element `at` on of parts of up to `longest` elements, and for the ranks that
-/// come before or after this one by [first, last): one exchange each.
+/// Calls body(at, first, last) once for each exchange. It moves the elements from `at` on, as many as a chunk has, of
+/// parts of up to `longest` elements. It sends them to the ranks first, ..., last - 1 places after this one, and
+/// receives from the ranks as many places before it.
 template <class Body>
 void TensorComm::for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const {
   const int peers = transport_->peers();
@@ -114,8 +115,7 @@ void TensorComm::reduce_scatter(std::span<A> data, const Bounds& bounds) {
                     [&](std::size_t at, int first, int last) { reduce_chunk(data, bounds, at, first, last); });
 }
 
-/// Adds elements to this rank's part, from its element `at` on as many as a slot holds, from the ranks that come before
-/// this one by [first, last).
+/// One exchange of reduce_scatter(): see for_each_exchange(). Adds what arrives to this rank's part.
 template <class A>
 void TensorComm::reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last) {
   const std::size_t element = kernels::wire_bytes<A>(wire_.format), stride = transport_->slot_bytes();
@@ -150,7 +150,7 @@ void TensorComm::reduce_scatter_rows(const kernels::Mat<A>& table, const RowExch
                     [&](std::size_t at, int first, int last) { reduce_rows(table, rows, at, first, last); });
 }
 
-/// reduce_chunk() for rows: from number `at` of each list on as many as a slot holds.
+/// One exchange of reduce_scatter_rows(): as many rows as a slot holds, from index `at` of each list on.
 template <class A>
 void TensorComm::reduce_rows(const kernels::Mat<A>& table, const RowExchange& rows, std::size_t at, int first,
                              int last) {

@@ -1,6 +1,6 @@
 #pragma once
-// Carries messages between the ranks' memory of tensors: MPI carries them between host memory, NCCL between devices,
-// and copies into each other's memory between devices of one node.
+// Carries messages between tensors of different ranks. There are three ways: MPI between host memories, NCCL between
+// devices, and copies between devices of one node.
 
 #include <memory>
 #include <span>
@@ -13,8 +13,8 @@
 
 namespace nanorun {
 
-/// What this rank sends to one rank and receives from another. Either may be empty; sender and receiver of a message
-/// agree on its size.
+/// Bytes that this rank sends to one rank and receives from another. Either may be empty. Sender and receiver agree on
+/// the size.
 struct Message {
   int to;
   std::span<const std::byte> out;
@@ -22,46 +22,47 @@ struct Message {
   std::span<std::byte> in;
 };
 
-/// Parts of gradients travel into slots, weights between memory that share() has named.
+/// Gradients travel into slots; weights travel into memory that share() has named.
 enum class Payload { gradients, weights };
 
 class Transport {
  public:
-  /// Collective. While an exception unwinds it is not, and drops exchanges that are under way.
+  /// Collective. While an exception unwinds it is not collective, and drops exchanges that are under way.
   virtual ~Transport() = default;
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// For the log.
+  /// Name of the transport, for the log.
   virtual std::string name() const = 0;
   /// Whether an exchange occupies SMs, also while it waits for other ranks.
   virtual bool occupies_sms() const { return false; }
-  /// Collective. Names memory for weights, of the same size on all ranks, which outlives the transport. Weights arrive
-  /// at the offset of the receiver's memory from which they are sent.
+  /// Collective. Names memory for weights. It has the same size on all ranks and outlives the transport. Weights arrive
+  /// in the receiver's memory at the offset that they have in the sender's.
   virtual void share(std::span<std::byte> /*memory*/) {}
-  /// Collective. Exchanges all messages: enqueues that on the stream, or has done it when the call returns. Message i
-  /// of gradients arrives in slot i. Successive exchanges of gradients use the two sets of slots in turn. Throws
-  /// Error(communication).
+  /// Collective. Exchanges all messages: enqueues the exchange on the stream, or has done it when the call returns.
+  /// Message i of gradients arrives in slot i. Successive exchanges of gradients use the two sets of slots in turn.
+  /// Throws Error(communication).
   virtual void exchange(Payload payload, std::span<const Message> messages) = 0;
   /// Frees the slots of the last exchange of gradients once the work enqueued on the stream so far is done.
   virtual void free_slots() {}
   /// Throws Error(communication) if an exchange has failed.
   virtual void check() {}
 
-  /// Ranks from which to receive in one exchange of gradients, at most.
+  /// Most ranks from which one exchange of gradients can receive.
   int peers() const { return peers_; }
-  /// Two sets of peers() slots, one after the other, of slot_bytes() each.
+  /// Address of slot i of a set. There are two sets of peers() slots; each slot has slot_bytes().
   std::byte* slot(int set, int i) const { return incoming_.space().data() + (set * peers_ + i) * slot_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
-  /// Bytes of all slots: enough for bandwidth, in the CPU build few enough to stay in cache for the sum.
+  /// Bytes of all slots. They are enough to reach full bandwidth; in the CPU build few enough to stay in cache for the
+  /// sum.
   static const std::size_t incoming_bytes;
   /// Bytes of device memory that communication libraries take, an estimate.
   static std::size_t library_bytes(int ranks, TransportChoice choice);
 
  protected:
   kernels::Stream stream() const { return stream_; }
-  /// `extra`: bytes behind the slots.
+  /// Takes memory for the slots, and `extra` bytes behind them.
   Transport(kernels::Stream stream, int peers, std::size_t extra = 0);
 
  private:
@@ -71,7 +72,7 @@ class Transport {
   Arena incoming_;
 };
 
-/// Collective. `stream` carries what is exchanged. Throws Error(communication).
+/// Collective. Makes the transport that `choice` names; exchanges run on `stream`. Throws Error(communication).
 std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, TransportChoice choice);
 
 }  // namespace nanorun

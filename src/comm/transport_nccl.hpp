@@ -1,5 +1,5 @@
 #pragma once
-// Tensors in device memory travel through NCCL, between nodes or within one.
+// The transport through NCCL, between nodes or within one.
 
 #include <string>
 

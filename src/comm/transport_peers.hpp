@@ -1,6 +1,6 @@
 #pragma once
-// Tensors travel between the devices of one node as copies into each other's memory. Copies and waits take no
-// SM, so that GEMMs run beside them at full speed.
+// The transport by copies between the devices of one node. Copies and waits take no SM, so that GEMMs run beside them
+// at full speed.
 
 #include <cstdint>
 #include <string>
@@ -10,12 +10,13 @@
 
 namespace nanorun {
 
-/// A rank copies to another once a flag in its own memory says that the receiver has room, and then raises a flag in
-/// the receiver's memory. The value of a flag is the number of an exchange, which all ranks count alike, so that a rank
-/// may run ahead.
+/// Before a rank copies to another, it waits for a flag in its own memory, by which the receiver says that it has room.
+/// After the copy it raises a flag in the receiver's memory. The value of a flag is the number of an exchange. All
+/// ranks count exchanges alike, so that a rank may run ahead.
 class PeerTransport : public Transport {
  public:
-  /// Collective. Null where not all ranks are on one node or not all devices reach each other; `reason` says which.
+  /// Collective. Returns null if the ranks are on several nodes or some devices do not reach each other; `reason` says
+  /// which.
   static std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, std::string& reason);
   ~PeerTransport() override;
 
@@ -26,9 +27,10 @@ class PeerTransport : public Transport {
 
  private:
   using ExchangeNumber = std::uint32_t;
-  /// The flags that a rank has for each other one, which raises them.
+  /// The flags in a rank's memory that each other rank raises.
   enum class Flag { slots_freed, gradients_arrived, weights_awaited, weights_arrived, count };
-  /// Memory of which all ranks have as much, and the addresses at which this rank sees each rank's, its own included.
+  /// Memory that has the same size on all ranks. of_rank: the address at which this rank sees each rank's memory, its
+  /// own included.
   struct Region {
     std::span<std::byte> own;
     std::vector<std::byte*> of_rank;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -21,16 +22,23 @@ namespace {
 
 constexpr const char* unknown_culprit = "another rank has died or hangs";
 
-constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< of a heartbeat
+constexpr const char* line_format = "{:>20} {:>20} {:>1} {:>20}\n";  ///< line of a heartbeat file
 constexpr std::uint64_t max_line = 256;                              ///< bytes
 
-/// In the directory of heartbeats: its number.
+/// Name of a rank's file in the directory of heartbeats.
 std::string file_of(int rank) { return std::to_string(rank); }
 
 /// Whether a rank has written the text, or was to write it.
 bool is_heartbeat(const std::string& text) {
   return text.empty() || (text.size() == fmt::format(line_format, 0, 0, 0, 0).size() && text.back() == '\n' &&
                           text.find_first_not_of("0123456789 \n") == std::string::npos);
+}
+
+/// Whether the file of one of so many ranks has the name.
+bool is_of_rank(const std::string& name, int ranks) {
+  int rank = -1;
+  const char* const end = name.data() + name.size();
+  return std::from_chars(name.data(), end, rank).ptr == end && rank >= 0 && rank < ranks && name == file_of(rank);
 }
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -65,14 +73,34 @@ void Watchdog::set_timeout(double seconds) {
   timeout_ = Seconds(seconds);
 }
 
-void Watchdog::clear_heartbeats(const std::string& directory) {
+void Watchdog::require_free_heartbeats(const std::string& directory, int ranks) {
+  require_own_place(directory, FileKind::directory, ExitCode::output);
+  require_possible_directory(directory, ExitCode::output);
+  if (!exists(directory, ExitCode::output)) return;
+  const OwnDirectory own(directory, ExitCode::output);
+  for (const std::string& name : own.list()) {
+    if (!is_of_rank(name, ranks) || is_heartbeat(own.read(name, max_line))) continue;
+    throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
+  }
+}
+
+void Watchdog::clear_heartbeats(const std::string& directory, int ranks) {
+  require_free_heartbeats(directory, ranks);
   const OwnDirectory own = OwnDirectory::make(directory, ExitCode::output);
+  std::vector<std::string> foreign;
   for (const std::string& name : own.list()) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (!is_heartbeat(own.read(name, max_line)))
-      throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
-    own.remove(name);
+    bool is_own = false;
+    quietly([&] { is_own = is_heartbeat(own.read(name, max_line)); });
+    if (is_own) {
+      own.remove(name);
+    } else {
+      foreign.push_back(name);
+    }
   }
+  if (foreign.empty()) return;
+  warn(fmt::format("{}: no heartbeats of a run, and left alone: {}", directory,
+                   excerpt(fmt::format("{}", fmt::join(foreign, ", ")))));
 }
 
 void Watchdog::share_heartbeats(const std::string& directory) {
@@ -120,9 +148,9 @@ void Watchdog::watch(std::stop_token stop) {
   }
 }
 
-/// A slow rank is not to be taken for one that hangs: between two signs lies one loop over rows or one GEMM, and no
-/// core takes more than a nanosecond for an operation of a GEMM. Where there are several ranks, those that wait in a
-/// collective see more than this one, and speak first.
+/// A slow rank must not be taken for a rank that hangs: between two signs of life lies one loop over rows or one GEMM,
+/// and no core takes more than a nanosecond for an operation of a GEMM. If there are several ranks, the ranks that wait
+/// in a collective see more than this one, and report first.
 Watchdog::Seconds Watchdog::max_silence() const {
   constexpr Seconds operation(1e-9);
   return (ranks_ > 1 ? 2 : 1) * timeout_ + kernels::life.max_work.load() * operation;
@@ -220,7 +248,7 @@ std::vector<Watchdog::Heartbeat> Watchdog::read_all() const {
 /// Whom the lines of half a timeout blame for the collective that this rank waits in.
 std::string Watchdog::find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
                                    bool writes_files) const {
-  // Where the directory does not even take this rank's lines, the others' say nothing.
+  // If the directory does not even take this rank's lines, the other ranks' lines say nothing.
   if (now[rank_].beats == then[rank_].beats) {
     return fmt::format("{}, and {} takes no heartbeats that would tell which", unknown_culprit, directory_);
   }

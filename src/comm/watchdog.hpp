@@ -1,13 +1,14 @@
 #pragma once
-// Ends the job when a collective outlasts its timeout, and names the rank to blame; also when this rank hangs elsewhere
-// while it computes.
+// Ends the job when a collective outlasts its timeout, or when this rank hangs while it computes, and names the rank to
+// blame.
 //
-// To find that rank, each rank's watchdog keeps a line about its rank in a file of its own in a directory that all
-// ranks see, and reads the others' while a collective takes long: a line that stands still belongs to a rank that is
-// stopped or dead, one that counts fewer collectives to a rank that lives and hangs elsewhere. Files reach over nodes
-// where MPI may be what hangs, and need no open ports. A line is as long as any other and each access opens and closes
-// the file, so close-to-open consistency, as of NFS, is enough; the clocks of nodes are not compared. The files have a
-// thread of their own, since a file system that hangs must not hold up the end of the job.
+// To find the rank, each watchdog keeps a line about its rank, the heartbeat, in a file of its own. All ranks see the
+// directory of these files, and read the others' lines while a collective takes long. A line that no longer changes
+// belongs to a rank that is stopped or dead. A line that counts fewer collectives belongs to a rank that lives and
+// hangs elsewhere. Files reach other nodes when MPI itself hangs, and need no open ports. All lines have one length and
+// each access opens and closes the file, so the close-to-open consistency of NFS is enough. The clocks of nodes are not
+// compared. A thread of its own reads and writes the files, since a file system that hangs must not hold up the end of
+// the job.
 
 #include <atomic>
 #include <chrono>
@@ -59,9 +60,12 @@ class Watchdog {
   /// Sets the step that the message names.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
-  /// Makes the directory of heartbeats and removes those that a job which crashed has left there. Throws Error(output)
-  /// where something else stands in the place of the directory or of a heartbeat.
-  static void clear_heartbeats(const std::string& directory);
+  /// Throws Error(output) where something else stands in the place of the directory of heartbeats, which may be absent,
+  /// or of the heartbeat of one of so many ranks. Changes nothing.
+  static void require_free_heartbeats(const std::string& directory, int ranks);
+  /// Makes the directory of heartbeats for so many ranks, and removes those that a job which crashed has left there.
+  /// Warns of what is left alone. Throws as require_free_heartbeats() does.
+  static void clear_heartbeats(const std::string& directory, int ranks);
   /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
   /// written.
   void share_heartbeats(const std::string& directory);
@@ -72,11 +76,11 @@ class Watchdog {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  /// What a rank's line says.
+  /// The numbers in a rank's line.
   struct Heartbeat {
     std::uint64_t beats = 0;        ///< lines written
-    std::uint64_t collectives = 0;  ///< begun
-    bool inside = false;            ///< one of them
+    std::uint64_t collectives = 0;  ///< collectives begun
+    bool inside = false;            ///< the rank is in a collective
     long step = 0;
   };
 

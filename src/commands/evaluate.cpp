@@ -59,8 +59,9 @@ void require_tokenizer_of_model(Comm& comm, const EvalOptions& options, const Ch
   std::vector<std::string> warnings = shard_warnings(data);
   const TokenOrigin model = origin_of(header.tokenizer, options.checkpoint, config.model.vocabulary);
   for (const ShardInfo& shard : data.validation.opened) {
-    const std::string warning = compare_origins(origin_of(shard), model, config.data.allow_other_tokenizer,
-                                                "--allow-other-tokenizer reads it all the same");
+    const std::string warning =
+        compare_origins(origin_of(shard), model, OtherTokenizer{config.data.allow_other_tokenizer},
+                        "--allow-other-tokenizer reads it all the same");
     if (!warning.empty() && warnings.empty()) warnings.push_back(warning);
   }
   if (!comm.root()) return;
@@ -75,7 +76,7 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, const Che
     comm.together([&] {
       const Tokenizer tokenizer(options.tokenizer);
       require_tokenizer(tokenizer, options.tokenizer, data.validation.opened);
-      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer, comm.root());
+      require_own_tokenizer(header, config, options.checkpoint, tokenizer, options.tokenizer, Warn{comm.root()});
       for (std::uint64_t id = 0; id < tokenizer.vocabulary(); ++id) {
         const auto token = static_cast<Token>(id);
         bytes.push_back(tokenizer.decode({&token, 1}).size());

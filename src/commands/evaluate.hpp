@@ -12,19 +12,20 @@ namespace nanorun {
 
 struct EvalOptions {
   std::string checkpoint;
-  std::vector<std::string> data;       ///< shards, globs expand; none: the validation shards of the checkpoint's deck
-  std::optional<std::int64_t> tokens;  ///< absent: validation.tokens of that deck
-  std::optional<int> length;           ///< of a sequence; absent: its validation.length
-  bool allow_other_tokenizer = false;  ///< of shards than that of the model's training
-  std::string tokenizer;               ///< file that the shards were encoded with; empty: none is given
-  std::string hellaswag;               ///< file of questions to answer, instead of all of these but `length`
-  std::optional<int> end_of_text;      ///< for `hellaswag`, as end_of_text_of() takes it
+  std::vector<std::string> data;       ///< shards or globs; none: the validation shards of the checkpoint's deck
+  std::optional<std::int64_t> tokens;  ///< tokens to evaluate; absent: validation.tokens of the checkpoint's deck
+  std::optional<int> length;           ///< tokens of a sequence; absent: validation.length of the checkpoint's deck
+  bool allow_other_tokenizer = false;  ///< takes shards of another tokenizer than the model's
+  std::string tokenizer;               ///< tokenizer file that the shards were encoded with; empty: none is given
+  std::string hellaswag;               ///< file of questions to answer instead of reading shards; empty: none
+  std::optional<int> end_of_text;      ///< with `hellaswag`: argument of end_of_text_of()
 };
 
-/// Collective. Returns lines with the mean loss, the perplexity and, where the bytes behind the tokens are known, the
-/// bits per byte; or, for a file of questions, the shares that the model answers rightly. Throws Error: usage where
-/// tokens or shards are missing, checkpoint, data where files are missing, damaged, too short, do not fit the model or
-/// were encoded with another tokenizer, non_finite. Prints warnings of shards that may be of another tokenizer.
+/// Collective. Returns lines for the user: the mean loss in nats per token, the perplexity and, where the bytes behind
+/// the tokens are known, the bits per byte. For a file of questions they give the share that the model answers rightly.
+/// Warns on standard error of shards that may be of another tokenizer. Throws Error: usage where tokens or shards are
+/// missing; checkpoint; data where a file is missing, damaged, too short, does not fit the model or was encoded with
+/// another tokenizer; non_finite where the loss is not finite.
 std::string evaluate(Context& context, const EvalOptions& options);
 
 }  // namespace nanorun

@@ -1,10 +1,10 @@
 #pragma once
-// The Python files of src/commands/pytorch, which an exported model brings along.
+// The texts of the Python files of src/commands/pytorch, which nanorun export writes beside a model.
 
 namespace nanorun {
 
 extern const char* const configuration_nanorun_py;
 extern const char* const modeling_nanorun_py;
-extern const char* const modeling_nanorun_scaled_py;  ///< beside modeling_nanorun.py, which it imports
+extern const char* const modeling_nanorun_scaled_py;  ///< imports modeling_nanorun.py
 
 }  // namespace nanorun

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 bool is_scalar(const Parameter& parameter) { return parameter.shared_cols() == 1; }
 
-std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
+std::vector<SafeTensor> tensors_of(const ParameterTable& table, bool bf16) {
   std::vector<SafeTensor> tensors;
   std::uint64_t offset = 0;
   for (const Parameter& parameter : table.parameters()) {
@@ -37,11 +37,11 @@ std::vector<SafeTensor> plan_tensors(const ParameterTable& table, bool bf16) {
   return tensors;
 }
 
-/// One tensor in memory at a time, its checksum verified.
+/// Writes the tensors one by one, so that memory holds one at a time, and verifies its checksum.
 void write_tensors(const std::string& path, const ExportOptions& options, const CheckpointHeader& header,
                    const ParameterTable& table) {
   Comm alone(MPI_COMM_SELF);
-  const std::vector<SafeTensor> tensors = plan_tensors(table, options.bf16);
+  const std::vector<SafeTensor> tensors = tensors_of(table, options.bf16);
   std::vector<Slab<float>> slabs = weight_slabs(table);
   std::vector<float> values;
   std::vector<kernels::bf16> halves;
@@ -93,7 +93,7 @@ void require_no_other_table(const std::string& directory) {
                                             table_of_merges[0], table_of_merges[1]));
 }
 
-/// What transformers' AutoTokenizer loads: a tokenizer.json as it is, other tables as those of GPT-2.
+/// Writes what transformers' AutoTokenizer loads: a tokenizer.json as it is, other tables as the two files of GPT-2.
 void write_tokenizer(const ExportOptions& options, const TokenizerTable& table, int length) {
   const auto write = [&](const char* name, const std::string& text) {
     replace_text(options.directory + "/" + name, ExitCode::output, text);
@@ -193,7 +193,8 @@ void export_model(const ExportOptions& options) {
   const Token end_of_text =
       tokenizer ? tokenizer->end_of_text() : end_of_text_of(options.checkpoint, config, options.end_of_text);
   const std::string json = exported_config(options.checkpoint, config, header.progress.step, end_of_text,
-                                           tokenizer ? tokenizer->record() : header.tokenizer, options.bf16);
+                                           tokenizer ? tokenizer->record() : header.tokenizer,
+                                           options.bf16 ? ExportedType::bf16 : ExportedType::fp32);
   require_empty(options);
   warn_of_dot(options.directory);
   make_directories(options.directory, ExitCode::output);

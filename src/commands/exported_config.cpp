@@ -70,8 +70,8 @@ constexpr const char* read_by_python[] = {
 constexpr const char* of_first_weights[] = {"init_scale",     "zero_outputs",         "zero_attention_outputs",
                                             "init_embedding", "init_value_embedding", "mudd_backout"};
 
-/// Fields of config.json beside the sections of the deck: those that export writes, and those that transformers adds
-/// where it writes the file anew.
+/// Fields of config.json beside the sections of the deck. Export writes some of them; transformers adds the others when
+/// it writes the file anew.
 constexpr const char* known_fields[] = {
     "architectures",
     "model_type",
@@ -116,12 +116,12 @@ constexpr const char* sections[] = {"model", "window"};
 /// Keys without which a file is no description of a model; others take their defaults, as models of older versions do.
 const std::string always_there[] = {"model.vocabulary", "model.width", "model.heads", "model.layers", "window.layers"};
 
-/// Of [[stage]], the keys that say what the model computes.
+/// Keys of [[stage]] that say what the model computes.
 const std::string stage_windows[] = {"short_window", "long_window"};
 
-/// The deck of the model as it is before a step, and at step 0 of its own: a stage and YaRN have left their mark on
-/// windows, rotary frequencies and attention_scale. With a stage where the deck has some, or where the short window is
-/// not what the long one implies.
+/// A deck whose step 0 is the model as it is before `step`: its windows, rotary frequencies and attention_scale are the
+/// ones that stages and YaRN give at this step. The deck has a stage if `config` has some, or if the short window is
+/// not the one that the long window implies.
 Config settled(const Config& config, long step) {
   const Windows windows = validation_windows(config, step);
   Config now = config;
@@ -165,8 +165,8 @@ Json value_of(const Key& key, Config& config) {
 /// Classes in src/commands/pytorch/*.py, by model.residual.
 constexpr const char *unet_class = "NanorunForCausalLM", *scaled_class = "ScaledNanorunForCausalLM";
 
-/// Of a settled() deck.
-std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, bool bf16) {
+/// Text of config.json for a settled() deck.
+std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, ExportedType type) {
   const bool unet = config.model.residual == Residual::unet;
   const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
   const std::string name = unet ? unet_class : scaled_class;
@@ -175,7 +175,7 @@ std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tok
                {"auto_map",
                 {{"AutoConfig", "configuration_nanorun.NanorunConfig"},
                  {"AutoModelForCausalLM", fmt::format("{}.{}", file, name)}}},
-               {"torch_dtype", bf16 ? "bfloat16" : "float32"},
+               {"torch_dtype", type == ExportedType::bf16 ? "bfloat16" : "float32"},
                {"vocab_size", config.model.vocabulary},
                {"hidden_size", config.model.width},
                {"num_hidden_layers", config.model.layers},
@@ -215,7 +215,7 @@ void require_known_keys(const Json& object, const std::string& section, Known&& 
   }
 }
 
-/// The same where a key is not of config.json, of the sections in it or of its stage.
+/// Throws Error(data) where a key is unknown in config.json, in one of its sections, or in its stage.
 void require_known_keys(const Json& json) {
   const auto is_one_of = [](const auto& names) {
     return [&names](const std::string& key) { return std::ranges::count(names, key) > 0; };
@@ -357,14 +357,14 @@ std::string unread_key(const Config& config, std::span<const char* const> read) 
 }
 
 std::string exported_config(const std::string& checkpoint, const Config& config, long step, Token end_of_text,
-                            const TokenizerRecord& tokenizer, bool bf16) {
+                            const TokenizerRecord& tokenizer, ExportedType type) {
   const Config model = settled(config, step);
   if (const std::string unread = unread_key(model, read_by_python); !unread.empty()) {
     throw Error(ExitCode::usage, fmt::format("{}: {}: the exported forward pass in PyTorch does not know this key and "
                                              "would compute another model",
                                              checkpoint, unread));
   }
-  return text_of(model, end_of_text, tokenizer, bf16);
+  return text_of(model, end_of_text, tokenizer, type);
 }
 
 DescribedModel read_exported_config(const std::string& path) {

@@ -30,7 +30,7 @@ class Reader {
 
   bool at_end() const { return offset_ == words_.size(); }
 
-  /// The one of this number, counted from 0. longest: bytes that it may have.
+  /// Reads question `number`, counted from 0. longest: bytes that it may have.
   Question next(std::size_t number, std::uint64_t longest) {
     number_ = number;
     const std::size_t begin = offset_;

@@ -1,5 +1,5 @@
 #pragma once
-// `nanorun import`: a directory that `nanorun export` has written, or another program, as a checkpoint.
+// `nanorun import`: makes a checkpoint of a directory that `nanorun export` or another program has written.
 
 #include <string>
 
@@ -7,12 +7,13 @@ namespace nanorun {
 
 struct ImportOptions {
   std::string directory, checkpoint;
-  bool force = false;  ///< replace a file that exists
+  bool force = false;  ///< replaces a checkpoint that exists
 };
 
-/// Writes what export_model() has left, or a program that has trained it further, into a checkpoint of step 0, whose
-/// optimizer's state is that of a new run. One rank calls this. Throws Error: data for the directory, output where the
-/// checkpoint exists, checkpoint where it cannot be written. `provenance` goes into the file, as into a run's.
+/// Writes a model in the format of export_model() into a checkpoint of step 0 with the optimizer state of a new run.
+/// Another program may have trained the model further. One rank calls this. `provenance` is stored in the file, as in
+/// checkpoints of runs. Throws Error: data where the directory is at fault, output where the checkpoint exists,
+/// checkpoint where it cannot be written.
 void import_model(const ImportOptions& options, const std::string& provenance);
 
 }  // namespace nanorun

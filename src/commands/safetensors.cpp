@@ -94,7 +94,7 @@ std::string safetensors_header(const std::vector<SafeTensor>& tensors) {
         {"dtype", tensor.type}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the values are aligned
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the values
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes += static_cast<char>(text.size() >> 8 * i & 0xff);
   return bytes + text;

@@ -124,7 +124,7 @@ class Continuation {
   Config config_;  ///< validation.length is that of the model's sequences
   const TrainedWeights& trained_;
   Token end_of_text_;
-  long step_;  ///< of the checkpoint
+  long step_;  ///< step of the checkpoint
   Trace trace_;
   std::optional<Model<Real>> model_;
 };

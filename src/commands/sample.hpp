@@ -1,5 +1,5 @@
 #pragma once
-// `nanorun sample`: text that a checkpoint's model writes.
+// `nanorun sample`: lets a checkpoint's model write text.
 
 #include <cstdint>
 #include <string>
@@ -11,15 +11,16 @@ namespace nanorun {
 struct SampleOptions {
   std::string checkpoint;
   std::string prompt;      ///< what the text begins with
-  int tokens = 256;        ///< that the model adds at most
-  double temperature = 1;  ///< 0: always the likeliest token, of several the one with the lowest id
-  int top_k = 0;           ///< draws among this many of the likeliest tokens; 0: among all
+  int tokens = 256;        ///< most tokens that the model adds
+  double temperature = 1;  ///< 0: always takes the likeliest token; between equals, the lowest id
+  int top_k = 0;           ///< draws among the top_k likeliest tokens; 0: among all
   std::uint64_t seed = 1;  ///< the same seed draws the same text
-  std::string tokenizer;   ///< file of the tokenizer that the model was trained with; empty: its tokens are bytes
+  std::string tokenizer;   ///< tokenizer file that the model was trained with; empty: its tokens are bytes
 };
 
-/// Prints the prompt, and token by token what the model adds until it ends the document. For one rank. Throws Error:
-/// usage on several ranks, or where a tokenizer is missing; checkpoint; data where it is not of the model; output.
+/// Prints the prompt, then token by token what the model adds, until it ends the document or has added options.tokens.
+/// For one rank. Throws Error: usage on several ranks, or where a tokenizer is missing; checkpoint; data where the
+/// tokenizer is not the model's; output.
 void sample(Context& context, const SampleOptions& options);
 
 }  // namespace nanorun

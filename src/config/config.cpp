@@ -47,7 +47,7 @@ bool alike(std::string_view a, std::string_view b) {
   return a.find(b) != a.npos || b.find(a) != b.npos || edit_distance(a, b) <= std::max<std::size_t>(1, shorter / 3);
 }
 
-/// A section of a deck: its name, and which of those of the name (0 where there is one).
+/// A section of a deck: its name, and its index among the sections of this name.
 struct Section {
   std::string_view name;
   std::size_t row = 0;
@@ -136,17 +136,17 @@ bool is_section(std::string_view name, const toml::node& node) {
                    nearest_key({}, shown)));
 }
 
-/// One key of a deck, the header of a section that has rows, or what stands where a section should.
+/// An entry of a deck: a key, the header of a section that may repeat, or a stray value in the place of a section.
 struct Entry {
   enum class Kind { key, row, stray } kind;
   std::string section;
   std::size_t row;
-  std::string name;  ///< of a key
+  std::string name;  ///< name of a key
   const toml::node* value;
   toml::source_position place;
 };
 
-/// In the order of the file, while a table is in that of the alphabet.
+/// The entries in the order of the file; toml::table sorts them by name.
 std::vector<Entry> entries_of(const toml::table& deck) {
   std::vector<Entry> entries;
   for (const auto& [key, node] : deck) {

@@ -241,21 +241,20 @@ struct Config {
   TraceConfig trace;
   CommConfig comm;
 
-  /// For messages: by key where it was set, "FILE:LINE" or "override SECTION.KEY=VALUE", unless it has its default; and
-  /// by "stage.N" or "group.N" where that section begins.
+  /// Places for messages, "FILE:LINE" or "override SECTION.KEY=VALUE": where a key was set, unless it has its default,
+  /// and by "stage.N" or "group.N" where this section begins.
   std::map<std::string, std::string> set_at;
 };
 
-/// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is
-/// a string; a list key takes a bare value as a list of one), "stage.0.key=value" for the first [[stage]]. Unknown
-/// keys, wrong types and impossible values throw Error(usage) whose message has a line for each, in the order of file
-/// and overrides, that names key, file and line (or the override) and the nearest known key. `file` is used in messages
-/// only.
+/// Fills a Config from TOML text and overrides of the form "section.key=value" (value in TOML syntax; a bare word is a
+/// string; a list key takes a bare value as a list of one), "stage.0.key=value" for the first [[stage]]. Throws
+/// Error(usage) for unknown keys, wrong types and impossible values. The message has a line for each, in the order of
+/// the file and the overrides, with the key, its place and the nearest known key. `file` names the text in messages.
 Config parse_deck(const std::string& text, const std::string& file, const std::vector<std::string>& overrides);
 
-/// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage)
-/// whose message has a line for each rule that is broken, which begins with the place of the first key at fault that
-/// the deck or an override set.
+/// Checks that involve several keys (for example width = heads * head_dim) and the rank count. Throws Error(usage). The
+/// message has a line for each broken rule, which begins with the place of the first key at fault that the deck or an
+/// override has set.
 void check_config(const Config& config, int ranks);
 
 /// The rules of check_config() that concern the model alone.
@@ -264,10 +263,10 @@ void check_model(const Config& config);
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.
 std::string to_toml(const Config& config);
 
-/// What another value of a key means to a training that has begun.
+/// What it means for a training that has begun if a key gets another value.
 enum class Role {
   trains,      ///< the numbers change from here on
-  identifies,  ///< it is a different training
+  identifies,  ///< it becomes a different training
   operates,    ///< the numbers stay: names, files, time, transport
 };
 
@@ -279,25 +278,26 @@ struct KeyChange {
 };
 
 /// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table;
-/// the n-th [[stage]] or [[group]] is compared with the n-th. Throws Error(usage) where the earlier deck cannot be
-/// read, as an older program's may be; `file` names it then.
+/// the n-th [[stage]] or [[group]] is compared with the n-th. Throws Error(usage), naming `file`, if the earlier deck
+/// cannot be read, which may happen with a deck of an older program.
 std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now,
                                     const std::string& file = "the earlier deck");
 
-/// Lines for the log on changes since a checkpoint: one of the keys that train, and one of warning of those that
-/// identify. None on keys that operate.
+/// Lines for the log on keys that have changed since a checkpoint: one line for all keys that train, and a warning for
+/// all that identify. None for keys that operate.
 std::vector<std::string> change_lines(const std::vector<KeyChange>& changes);
 
 /// Reference of all keys as Markdown.
 std::string key_reference();
 
-/// The step behind a stage's share of the scheduled steps: share by share, rounded to the nearest.
+/// The step at which a stage's share of the scheduled steps ends: the sum of the shares up to it, rounded to the
+/// nearest step.
 long scheduled_end(const Config& config, int stage);
 
 /// Columns of the head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
 
-/// Pairs of dims of a head that rotary embeddings turn: the first ones.
+/// Number of pairs of dims of a head that the rotary embedding turns: the first ones.
 int turning_pairs(const ModelConfig& model);
 
 /// Format of the head's GEMMs in training: head.precision, with "auto" as this build takes it.

@@ -45,9 +45,9 @@ void check_ranks(Rules& rules, int ranks) {
   for (int n = 1; n <= sequences; ++n) {
     if (sequences % n == 0) divisors.push_back(n);
   }
-  rules.require(false, {"train.sequences"},
-                "train.sequences = {} cannot be divided among {} ranks; rank counts that divide it: {}", sequences,
-                ranks, fmt::join(divisors, ", "));
+  rules.refuse({"train.sequences"},
+               "train.sequences = {} cannot be divided among {} ranks; rank counts that divide it: {}", sequences,
+               ranks, fmt::join(divisors, ", "));
 }
 
 void check_data(Rules& rules) {

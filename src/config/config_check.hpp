@@ -23,8 +23,13 @@ struct Rules {
   /// Adds `message` as an error where the rule does not hold. Returns `holds`.
   template <class... Args>
   bool require(bool holds, Keys keys, fmt::format_string<Args...> message, Args&&... args) {
-    if (!holds) errors.add(where_set(keys) + fmt::format(message, std::forward<Args>(args)...));
+    if (!holds) refuse(keys, message, std::forward<Args>(args)...);
     return holds;
+  }
+  /// Adds `message` as an error.
+  template <class... Args>
+  void refuse(Keys keys, fmt::format_string<Args...> message, Args&&... args) {
+    errors.add(where_set(keys) + fmt::format(message, std::forward<Args>(args)...));
   }
 
  private:

@@ -167,7 +167,7 @@ void check_attention(Rules& rules) {
     const std::vector<int>& layers = model.*member;
     const auto both = std::ranges::find_first_of(model.paired_layers, layers);
     if (both == model.paired_layers.end()) continue;
-    rules.require(false, {"model.paired_layers", key}, "model.paired_layers and {} both name layer {}", key, *both);
+    rules.refuse({"model.paired_layers", key}, "model.paired_layers and {} both name layer {}", key, *both);
   }
 }
 

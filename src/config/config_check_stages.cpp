@@ -61,7 +61,7 @@ void check_stage(Rules& rules, int i) {
                 key("longest_document"));
 }
 
-/// Keys in whose place those of stages are read. A value that is the default's says nothing.
+/// Refuses keys that the keys of stages replace. A key with its default value counts as not given.
 void check_replaced_keys(Rules& rules) {
   const TrainConfig train;
   const WindowConfig window;

@@ -14,8 +14,8 @@
 
 namespace nanorun {
 
-inline constexpr int max_length = 4194304;                         ///< of a sequence, in tokens
-inline constexpr std::int64_t max_tokens = std::int64_t{1} << 50;  ///< of a validation
+inline constexpr int max_length = 4194304;                         ///< longest sequence, in tokens
+inline constexpr std::int64_t max_tokens = std::int64_t{1} << 50;  ///< largest validation, in tokens
 
 /// Name of an enumeration's value in the deck.
 template <class E>
@@ -119,9 +119,9 @@ const std::vector<Key>& key_table();
 
 /// Whether a deck may have any number of sections of this name: [[stage]], [[group]].
 bool has_rows(std::string_view section);
-/// Number of sections of this name in a config; 1 for a section without rows.
+/// Number of sections of this name in a config; 1 for sections that a deck has only once.
 std::size_t row_count(const Config& config, std::string_view section);
-/// Sets that number for a section that has rows; new ones have the defaults.
+/// Sets the number of sections of this name, which has_rows(). New sections have the defaults.
 void set_row_count(Config& config, std::string_view section, std::size_t count);
 /// A section's header: "[train]", "[[stage]]".
 std::string header_of(std::string_view section);

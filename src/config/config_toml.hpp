@@ -7,7 +7,7 @@
 
 namespace nanorun {
 
-/// Brackets and dots of a key around a value. A deck needs three: a list of strings in a section.
+/// Most levels around a value, in brackets and dotted keys. A deck needs three: a list of strings in a section.
 inline constexpr int max_nesting = 16;
 
 /// Why a text is refused.

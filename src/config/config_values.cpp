@@ -80,7 +80,7 @@ bool read(const toml::node& node, const Check& check, I& out) {
 bool read(const toml::node& node, const Check& check, double& out) {
   if (!node.is_number()) return false;
   out = node.is_integer() ? static_cast<double>(**node.as_integer()) : **node.as_floating_point();
-  // What fp32 holds as zero, or without its whole precision, is zero; and zero has no sign that a quotient could get.
+  // Numbers that fp32 holds as zero, or as subnormal, become zero. Zero loses its sign, which a quotient could get.
   if (std::abs(out) < std::numeric_limits<float>::min()) out = 0;
   return std::isfinite(out) && check.number(out);
 }
@@ -141,7 +141,7 @@ std::string fault_of(const toml::node& node) {
   return "";
 }
 
-/// Without the blanks around the text, and without the quotes around the rest, of which the last may be missing.
+/// The text without the blanks around it and without quotes around the rest. The closing quote may be missing.
 std::string_view bare(std::string_view text) {
   const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
   text = text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
@@ -193,7 +193,7 @@ bool read_value(const Field& field, const Check& check, const toml::node& node) 
   return std::visit([&](auto* member) { return read(node, check, *member); }, field);
 }
 
-/// Only shows what the program would take.
+/// Suggests an override only if the program would accept it.
 std::string with_quotes(const Key& key, const std::string& path, const std::string& value) {
   constexpr const char* hint = "; put the override in single quotes, and the strings of its value in double quotes";
   Member member(key);

@@ -1,5 +1,5 @@
 #pragma once
-// Values of keys: their types in words, their text, and their reading from TOML.
+// Values of keys: how they are read from TOML, written as text, and named in messages.
 
 #include <string>
 

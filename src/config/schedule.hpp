@@ -9,7 +9,7 @@
 
 namespace nanorun {
 
-/// Tokens of the attention windows of layers with the short and with the long one.
+/// Attention windows in tokens, of layers with the short window and of layers with the long one.
 struct Windows {
   int short_tokens = 0;
   int long_tokens = 0;
@@ -29,13 +29,13 @@ struct StageSteps {
 };
 StageSteps stage_steps(const Config& config, int stage);
 
-/// Tokens of a training sequence: at a step, and the most at any step.
+/// Tokens of a training sequence at a step, and the most at any step.
 int length_at(const Config& config, long step);
 int longest_length(const Config& config);
-/// Tokens of all ranks: in a step, and in all steps before it.
+/// Tokens of all ranks in a step, and in all steps before it.
 std::int64_t step_tokens(const Config& config, long step);
 std::int64_t tokens_before(const Config& config, long step);
-/// Tokens after which a document is cut; 0: never.
+/// Most tokens of a document; the rest is cut off. 0: no limit.
 int longest_document_at(const Config& config, long step);
 
 Windows windows_at(const Config& config, long step);
@@ -53,8 +53,9 @@ Targets targets_at(const Config& config, long step);
 /// is the cross-entropy of the next token.
 std::optional<double> loss_weights(const Config& config, long step);
 
-/// Factor on every learning rate. It is that of the stage; over the last fraction `cooldown` of the scheduled steps,
-/// which with stages begins at a whole step, it moves linearly to final_lr_factor, its value in the extension.
+/// Factor on every learning rate. It is the stage's factor until the cooldown: over the last fraction `cooldown` of the
+/// scheduled steps it moves linearly to final_lr_factor, which it keeps in the extension. With stages the cooldown
+/// begins at a whole step.
 double lr_factor(const Config& config, long step);
 
 /// Muon's momentum: linear from first to last over the first muon_momentum_steps steps, and back over the last

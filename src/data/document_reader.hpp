@@ -3,10 +3,11 @@
 //
 // One cursor goes through a shard and fills the sequences of a step in turn, each with n + 1 tokens: n inputs, and the
 // target of the last. A document begins with the end-of-text token. A sequence takes the next document that begins at
-// the cursor or behind it, as much as it has room for and no more than longest_document tokens, and again until it is
-// full; the cursor then stands behind the last token taken, so that the rest of a document that was cut is passed over.
-// A sequence with room for one token more takes the first of the next document, which is lost. A shard's last document
-// ends with the shard. Where the documents run out before the step is full, all of it is dropped.
+// the cursor or behind it: at most longest_document tokens, and at most as many as it has room for. It takes further
+// documents until it is full. The cursor then stands behind the last token taken, so that the rest of a cut document is
+// passed over. A sequence with room for one more token takes the first token of the next document, the rest of which is
+// passed over too. A shard's last document ends with the shard. If the documents run out before the step is full, the
+// whole step is dropped.
 
 #include <cstdint>
 #include <optional>
@@ -24,10 +25,10 @@ class DocumentReader {
   /// Token ids must be smaller than `vocabulary`.
   explicit DocumentReader(std::uint64_t vocabulary) : vocabulary_(vocabulary) {}
 
-  /// Packs a step from token `offset` of a shard on. Writes as many of its sequences, from number `first` on, as `rows`
-  /// holds, each with shape.length + 1 tokens; the other sequences are only counted. Returns the offset from which the
-  /// next step looks for a document; nothing where the documents left in the shard do not fill the step. Throws as
-  /// ShardReader::read() does, also for other tokens of the blocks that it reads.
+  /// Packs a step from token `offset` of a shard on. Writes its sequences from number `first` on, as many as `rows` [n,
+  /// shape.length + 1] holds, and only counts the others. Returns the offset from which the next step looks for a
+  /// document, or nothing if the rest of the shard does not fill the step. Throws what ShardReader::read() throws, also
+  /// for other tokens of the blocks that it reads.
   std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
                                     std::span<Token> rows);
 

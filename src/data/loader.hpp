@@ -18,11 +18,11 @@ class Loader {
          int prefetch_steps);
   ~Loader();
 
-  /// Tokens of the next step: `sequences` rows of the step's length + 1 tokens; the target of a token is the one after
-  /// it. Valid until the next call. Throws the error that the thread met, which names file and position: a token id >=
-  /// vocabulary, a read failure, a shard that vanished or changed since the stream was made, or the end of the data.
+  /// Tokens of the next step [sequences, length + 1]; the target of a token is the token after it. Valid until the next
+  /// call. Throws the error that the thread met, which names file and position: a token id >= vocabulary, a read
+  /// failure, a shard that vanished or changed since the stream was made, or the end of the data.
   std::span<const Token> next();
-  /// Where the stream stands after the steps that next() returned, for checkpoints.
+  /// Position in the stream after the steps that next() has returned, for checkpoints.
   Cursor cursor() const;
 
  private:

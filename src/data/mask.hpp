@@ -2,7 +2,7 @@
 // Attention mask of a sequence from its tokens: causal, same document, and a sliding window.
 //   document of a position = number of end-of-text tokens at or before it
 //   token window w: q - k < w;  tokens before: q - k <= w;  block window: block(q) - block(k) < w / attention_block
-// Paired heads have two rows a token, of which q and k are then the numbers.
+// Paired heads have two rows for each token; q and k then count rows.
 
 #include <cstdint>
 #include <span>

@@ -85,7 +85,7 @@ void require_steps(const TokenStream& stream, Cursor cursor, long step, long end
   for (; step < end; ++step) cursor = stream.next(cursor, step);
 }
 
-/// The shards of a stream as a record holds them; those that were not opened on rank 0 alone.
+/// The shards of a stream as a record holds them. Shards that were not opened are known on rank 0 alone.
 std::vector<KnownShard> known_shards(const ShardList& list) {
   std::vector<KnownShard> shards;
   for (const ShardInfo& shard : list.opened) shards.push_back({name_in_record(shard.path), content_of(shard)});
@@ -185,7 +185,7 @@ RunData open_validation_data(Comm& comm, const Config& config) {
 }
 
 std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model) {
-  return compare_origins(origin_of(data.origin_shard()), model, config.data.allow_other_tokenizer,
+  return compare_origins(origin_of(data.origin_shard()), model, OtherTokenizer{config.data.allow_other_tokenizer},
                          "data.allow_other_tokenizer = true trains the model on them all the same");
 }
 

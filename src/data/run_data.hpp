@@ -15,9 +15,9 @@
 
 namespace nanorun {
 
-/// The shards of a stream, in order, of which the first ones have been opened.
+/// The shards of a stream, in order. The first ones have been opened.
 struct ShardList {
-  std::vector<std::string> paths;  ///< of all shards; on rank 0 alone
+  std::vector<std::string> paths;  ///< paths of all shards; on rank 0 alone
   std::size_t listed = 0;          ///< number of all shards
   std::vector<ShardInfo> opened;   ///< the shards that have been opened; on all ranks
 
@@ -27,7 +27,7 @@ struct ShardList {
 /// The shards of a run. All opened ones fit the model and have the same end-of-text token.
 struct RunData {
   ShardList train, validation;
-  std::vector<Cursor> validation_starts;  ///< for each validation sequence where it begins
+  std::vector<Cursor> validation_starts;  ///< position at which each validation sequence begins
   std::optional<ShardInfo> recorded;      ///< the first opened shard that records a tokenizer
   std::vector<std::string> warnings;      ///< lines for the log about shards that may be of different tokenizers
 
@@ -38,9 +38,9 @@ struct RunData {
   Token end_of_text() const { return static_cast<Token>(first().end_of_text); }
 };
 
-/// Collective. Opens as many shards as train.steps steps from the start of the stream and a validation need, or all
-/// where documents are packed. Each rank opens a share of them; where that takes long, rank 0 prints its progress.
-/// Throws Error(data) on all ranks alike where one of these shards is missing, damaged or does not fit, or the
+/// Collective. Opens the shards that train.steps steps from the start of the stream and a validation need; all training
+/// shards where documents are packed. Each rank opens a share of them; if that takes long, rank 0 prints its progress.
+/// Throws Error(data) on all ranks alike if one of these shards is missing, damaged or does not fit, or if the
 /// validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
@@ -58,9 +58,9 @@ struct DataStart {
   long step = 0;                     ///< number of that step
 };
 
-/// For one rank, without a run: warnings of whatever open_run_data(), check_shards(), start_loader() or
-/// training_prefixes() would refuse, since decks are often checked where their data are missing. Where nothing is
-/// wrong, document_lines().
+/// For one rank, without a run. Returns warnings of all that open_run_data(), check_shards(), start_loader() or
+/// training_prefixes() would refuse: decks are often checked where their data are missing. If nothing is wrong, returns
+/// document_lines().
 std::vector<std::string> data_warnings(const Config& config, const DataStart& start = {});
 
 /// For a run whose model was trained before on tokens of `model`: a warning where the run's shards may be of another
@@ -68,14 +68,14 @@ std::vector<std::string> data_warnings(const Config& config, const DataStart& st
 std::string compare_tokens(const Config& config, const RunData& data, const TokenOrigin& model);
 
 /// Collective. Begins to read this rank's sequences of steps [step, end); before `step` the stream stands at `start`.
-/// Opens further shards as needed. Throws Error(data) at once where the data end before step `end`, except that packed
-/// documents may still turn out to end sooner, since nobody knows yet how many tokens they pass over.
+/// Opens further shards as needed. Throws Error(data) at once if the data end before step `end`. Packed documents may
+/// still turn out to end sooner, since it is not known yet how many tokens they pass over.
 std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long step,
                                      long end);
 
-/// Collective. Where documents are packed: lines for the log with an estimate, from a sample, of how many steps the
-/// documents from `start` on last, where the stream stands before `step`. Throws Error(data) on all ranks alike, also
-/// where the documents of no shard fill a step.
+/// Collective. If documents are packed, returns lines for the log: an estimate, from a sample, of how many steps the
+/// documents last from `start` on, the position before `step`. Throws Error(data) on all ranks alike, also if no shard
+/// has documents that fill a step.
 std::vector<std::string> document_lines(Comm& comm, const Config& config, const RunData& data, Cursor start, long step);
 
 /// Collective. read_prefixes() of data.prefix_table; empty where the deck names no table.
@@ -94,9 +94,9 @@ std::string shard_record(const RunData& data);
 TokenizerRecord training_tokenizer(Comm& comm, const RunData& data);
 
 /// Collective. Compares the training shards with a record, which may be empty; opens further shards as needed. The
-/// stream must begin with the recorded shards; of those that had not been opened the names are compared. Where it does
-/// not, throws Error(data) on all ranks, or returns a warning if data.changed = "accept". Where further shards follow
-/// the recorded ones, returns a line that says so.
+/// stream must begin with the recorded shards; recorded shards that had not been opened are compared by name. If it
+/// does not, throws Error(data) on all ranks, or with data.changed = "accept" returns a warning. If further shards
+/// follow the recorded ones, returns a line that says so.
 std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& config, const std::string& recorded);
 
 }  // namespace nanorun

@@ -24,8 +24,9 @@ namespace {
                           documents, one ? "" : "s", one ? "does" : "do", shape.sequences, shape.length));
 }
 
-/// For each part from `first` on the mean number of tokens by which one of its steps advances the stream, from some
-/// steps at the start of the largest shard that fills one. Throws Error(data) where no shard fills a step of some part.
+/// For each part from `first` on, the mean number of tokens by which a step advances the stream. It is taken from some
+/// steps at the start of the largest shard that fills a step. Throws Error(data) where no shard fills a step of some
+/// part.
 std::vector<std::uint64_t> sample_steps(const StepPlan& plan, std::size_t first, std::vector<ShardInfo> shards,
                                         int vocabulary) {
   constexpr std::uint64_t samples = 4;

@@ -113,7 +113,7 @@ void ShardOpener::compare_tokens(const ShardInfo& shard) {
   const bool is_first = data_.train.opened.empty() && data_.validation.opened.empty();
   const ShardInfo& known = data_.recorded ? *data_.recorded : is_first ? shard : data_.first();
   const std::string warning = compare_origins(
-      origin_of(shard), origin_of(known), config_.data.allow_other_tokenizer,
+      origin_of(shard), origin_of(known), OtherTokenizer{config_.data.allow_other_tokenizer},
       "data.allow_other_tokenizer = true, or --allow-other-tokenizer of nanorun eval, goes on with both");
   if (!warning.empty() && data_.warnings.empty()) data_.warnings.push_back(warning);
   if (!data_.recorded && shard.tokenizer_checksum != 0) data_.recorded = shard;

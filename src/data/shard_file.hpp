@@ -31,7 +31,7 @@ struct ShardInfo {
   std::uint64_t count = 0;
   std::uint64_t vocabulary = 0;
   std::uint64_t end_of_text = 0;
-  std::uint64_t checksum = 0;            ///< h5::checksum of /checksums; of a .bin file that of a sample of its tokens
+  std::uint64_t checksum = 0;            ///< h5::checksum of /checksums; for a .bin file, of a sample of its tokens
   std::string tokenizer{};               ///< Tokenizer::name() of the tokenizer that encoded the text; empty: not known
   std::uint64_t tokenizer_checksum = 0;  ///< Tokenizer::checksum() of the same; 0: not known
 };

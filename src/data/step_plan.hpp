@@ -19,7 +19,7 @@ struct StepShape {
 /// The shapes of all steps of a stream, and whether sequences are cut from it or packed with whole documents.
 class StepPlan {
  public:
-  /// Consecutive steps of one shape: from step `first` up to that of the next part.
+  /// Consecutive steps of one shape: from step `first` up to the first step of the next part.
   struct Part {
     long first;
     StepShape shape;

@@ -56,9 +56,10 @@ std::string other_vocabulary(const TokenOrigin& a, const TokenOrigin& b) {
   return fmt::format("{}, {}: they may be of different tokenizers", numbers_of(a), numbers_of(b));
 }
 
-std::string compare_origins(const TokenOrigin& a, const TokenOrigin& b, bool allowed, const std::string& remedy) {
+std::string compare_origins(const TokenOrigin& a, const TokenOrigin& b, OtherTokenizer other,
+                            const std::string& remedy) {
   const std::string tokenizer = other_tokenizer(a, b);
-  if (!tokenizer.empty() && !allowed)
+  if (!tokenizer.empty() && other == OtherTokenizer::refused)
     throw Error(ExitCode::data, fmt::format("{}; {}", tokenizer, remedy), Scope::all_ranks);
   const std::string found = tokenizer.empty() ? other_vocabulary(a, b) : tokenizer;
   return found.empty() ? "" : "warning: " + found;

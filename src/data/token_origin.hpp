@@ -1,6 +1,6 @@
 #pragma once
-// Whether tokens that are used together come from one tokenizer: those of shards, of a model's training, and of the
-// table that a user names.
+// Whether tokens that are used together come from one tokenizer: the tokens of shards, of a model's training, and of
+// the tokenizer table that a user names.
 
 #include <cstdint>
 #include <optional>
@@ -34,9 +34,12 @@ std::string other_tokenizer(const TokenOrigin& a, const TokenOrigin& b);
 /// A message where a tokenizer is not known, but vocabularies or end-of-text tokens differ; else empty.
 std::string other_vocabulary(const TokenOrigin& a, const TokenOrigin& b);
 
-/// Throws Error(data, all_ranks) with the message of other_tokenizer(), followed by `remedy`, unless different
-/// tokenizers are `allowed`. Else returns the message of other_tokenizer() or other_vocabulary() as a warning; empty
+enum class OtherTokenizer : bool { refused, allowed };
+
+/// Where another tokenizer is refused, throws Error(data, all_ranks) with the message of other_tokenizer(), followed by
+/// `remedy`. Else returns the message of other_tokenizer() or other_vocabulary() as a warning; empty
 /// where there is none.
-std::string compare_origins(const TokenOrigin& a, const TokenOrigin& b, bool allowed, const std::string& remedy);
+std::string compare_origins(const TokenOrigin& a, const TokenOrigin& b, OtherTokenizer other,
+                            const std::string& remedy);
 
 }  // namespace nanorun

@@ -19,9 +19,9 @@ struct Cursor {
   std::uint64_t epoch = 0;  ///< times the stream has wrapped
 };
 
-/// Finds where each step begins. A step takes as many consecutive tokens of one shard as its shape has, and one more
-/// for the last target; where fewer remain in the shard, the step begins in the next one. Behind the last shard the
-/// stream throws Error(data) on all ranks, or begins again with the first one, as EndOfData says. With
+/// Finds where each step begins. A step takes consecutive tokens of one shard: as many as its shape has, and one more
+/// for the last target. If fewer remain in the shard, the step begins in the next shard. Behind the last shard the
+/// stream throws Error(data) on all ranks, or begins again with the first shard, as EndOfData says. With
 /// Packing::documents the number of tokens that a step takes is known only when its documents have been read
 /// (DocumentReader).
 class TokenStream {

@@ -1,5 +1,5 @@
 #pragma once
-// What the ops read of a sequence: its tokens and attention masks, prepared on the host and sent to the device.
+// Sends to the device what the ops read of a sequence: its tokens and attention masks, which the host prepares.
 
 #include <array>
 #include <cstdint>
@@ -26,10 +26,10 @@ struct Sequence {
   }
 };
 
-/// Sorts the positions of a sequence by the row of a table that each reads; positions of one row ascend.
+/// Sorts the positions of a sequence by the table row that each reads. Positions that read one row ascend.
 class RowSorter {
  public:
-  /// `rows`: of the table.
+  /// `rows`: rows of the table.
   explicit RowSorter(int rows) : next_(rows) {}
   /// Position t reads row rows[t]. Fills order [rows.size()] with the sorted positions. Row = Token or int32.
   template <class Row>
@@ -39,7 +39,7 @@ class RowSorter {
   std::vector<std::int32_t> next_;  ///< for each row the index in `order` of its next position
 };
 
-/// A Sequence in the ops' memory, with the masks of the layers that see the long and the short window, and of those
+/// A Sequence in device memory, with the attention masks of layers with the long window, with the short window, and
 /// with paired heads.
 struct DeviceSequence {
   std::span<const kernels::Token> tokens;

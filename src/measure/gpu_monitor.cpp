@@ -10,7 +10,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::size_t numbers = 3;  ///< that describe a state
+constexpr std::size_t numbers = 3;  ///< numbers that describe a state
 
 }  // namespace
 

@@ -16,7 +16,7 @@
 
 namespace nanorun {
 
-/// The GPU of a rank over all looks; looks in which NVML told no clock or power do not count for these.
+/// The GPU of a rank over all looks. Looks in which NVML gave no clock or no power do not count for this number.
 struct GpuRecord {
   double least_clock = 0, mean_clock = 0;  ///< MHz
   double mean_power = 0, most_power = 0;   ///< watts
@@ -25,8 +25,9 @@ struct GpuRecord {
 
 class GpuMonitor {
  public:
-  /// `every`: steps from one look to the next; 0: never. bus_id: of this rank's GPU, see Nvml; empty on all ranks alike
-  /// where there are no GPUs. Opens NVML on a thread of its own, so that nothing before the first look waits for it.
+  /// `every`: steps from one look to the next; 0: never. bus_id: PCI bus id of this rank's GPU, see Nvml; empty on all
+  /// ranks alike where there are no GPUs. Opens NVML on a thread of its own, so that nothing before the first look
+  /// waits for it.
   GpuMonitor(Comm& comm, int every, const std::string& bus_id, const std::string& library = "libnvidia-ml.so.1");
 
   /// Whether the ranks look at their GPUs in the step that completes this number of updates.
@@ -36,7 +37,7 @@ class GpuMonitor {
   void look();
   /// Appends numbers that are to be summed over the ranks: the state of this rank's GPU, and zeros for other ranks.
   void append_to(std::vector<double>& values) const;
-  /// Takes those sums, by which it learns the states of all GPUs.
+  /// Takes the sums of these numbers over the ranks, which hold the states of all GPUs.
   void take(std::span<const double> sums);
   /// Collective, after the first look. On rank 0 a line for the log if some GPUs cannot be looked at; else empty.
   std::string complaint();

@@ -48,7 +48,7 @@ Json json_of(const ValidationMetrics& v) {
 /// The first lines of an earlier run's file, which a resumed run keeps.
 struct Kept {
   std::uint64_t bytes = 0;
-  long step = 0;                ///< of the last line
+  long step = 0;                ///< step of the last line
   long validation = -1;         ///< step of the validation with which the lines end; -1: they end with none
   std::uint64_t last_line = 0;  ///< where the last line begins
 };

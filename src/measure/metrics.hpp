@@ -16,12 +16,12 @@ struct StepMetrics {
   double loss = 0;
   /// Sum of the targets' weights where the loss is a weighted sum over several targets; else absent.
   std::optional<double> loss_weights = {};
-  double seconds = 0;  ///< of this step
+  double seconds = 0;  ///< time of this step
   double tokens_per_second = 0;
-  std::uint64_t tokens = 0;        ///< of all steps so far
-  double train_seconds = 0;        ///< of all steps so far
+  std::uint64_t tokens = 0;        ///< tokens of all steps so far
+  double train_seconds = 0;        ///< time of all steps so far
   std::optional<double> mfu = {};  ///< model FLOPs utilisation; absent where the devices' peak is not known
-  double lr_factor = 0;            ///< of every learning rate
+  double lr_factor = 0;            ///< schedule's factor on every learning rate
   double momentum = 0;             ///< Muon's
   int window = 0;                  ///< long attention window, in tokens
   double gradient_norm = 0;        ///< l2 norm of the gradient of the step's mean loss
@@ -40,9 +40,9 @@ struct StepMetrics {
 struct ValidationMetrics {
   long step = 0;  ///< updates before the validation
   double loss = 0;
-  double seconds = 0;        ///< of the validation itself
-  std::uint64_t tokens = 0;  ///< of all steps before it
-  double train_seconds = 0;  ///< of all steps before it
+  double seconds = 0;        ///< time of the validation itself
+  std::uint64_t tokens = 0;  ///< tokens of all steps before it
+  double train_seconds = 0;  ///< time of all steps before it
 };
 
 /// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning
@@ -52,12 +52,13 @@ class Metrics {
   /// Does nothing unless `active`.
   explicit Metrics(bool active) : active_(active) {}
 
-  /// A run from step 0 starts a new file; a resumed one keeps the lines of steps up to first_step, warns where the last
-  /// of these are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be made.
+  /// A run from step 0 starts a new file. A resumed run keeps the lines of steps up to first_step, warns if the last of
+  /// these lines are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be
+  /// made.
   void open(const std::string& path, long first_step);
 
-  /// Adds a line, which flush() writes. The line of a validation replaces the one that a resumed run has kept of the
-  /// same validation.
+  /// Adds a line, which flush() writes. If a resumed run has kept a line of the same validation, the new line replaces
+  /// it.
   void add(const StepMetrics& step);
   void add(const ValidationMetrics& validation);
   void flush();

@@ -11,7 +11,7 @@ namespace nanorun {
 
 namespace {
 
-// Of NVML's interface, which keeps its numbers and functions.
+// Types and constants of NVML's interface; their values never change.
 using Device = void*;
 constexpr int success = 0;
 constexpr int sm_clock = 1;
@@ -25,7 +25,7 @@ constexpr std::array<std::pair<std::uint64_t, const char*>, 6> throttles = {{{0x
 
 }  // namespace
 
-/// The loaded library and its functions. Those that ask for a value may be missing.
+/// The loaded library and its functions. Functions that ask for a value may be missing.
 struct Nvml::Library {
   explicit Library(const std::string& name) : handle(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) {
@@ -39,7 +39,7 @@ struct Nvml::Library {
     find(power, "nvmlDeviceGetPowerUsage");
     find(clock, "nvmlDeviceGetClockInfo");
     find(reasons, "nvmlDeviceGetCurrentClocksEventReasons");
-    if (reasons == nullptr) find(reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // of drivers before 535
+    if (reasons == nullptr) find(reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // the name before driver 535
     if (init == nullptr || shutdown == nullptr || device_by_bus_id == nullptr) {
       ::dlclose(handle);
       throw std::runtime_error(name + " lacks functions of NVML");

@@ -16,8 +16,8 @@ struct GpuState {
   std::uint64_t reasons = 0;  ///< why the clock is not higher: the bits of NVML's clocks event reasons
 };
 
-/// Names, as nvidia-smi gives them, of those reasons that slow down a GPU which computes, such as "sw_power_cap". Idle
-/// GPUs, and clocks that somebody has set, are not among them.
+/// Names, as nvidia-smi gives them, of the reasons in `reasons` that slow down a computing GPU, such as "sw_power_cap".
+/// Idleness, and clocks that somebody has set, are not among them.
 std::vector<std::string> throttle_names(std::uint64_t reasons);
 
 class Nvml {

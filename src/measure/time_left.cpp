@@ -34,7 +34,7 @@ long TimeLeft::validations_from(long step) const {
   const long every = config_.validation.every, steps = config_.train.steps;
   if (validation_tokens_ == 0 || step > steps) return 0;
   if (every == 0) return 1;
-  const long before = step > 0 ? (step - 1) / every + 1 : 0;  // that of step 0 too
+  const long before = step > 0 ? (step - 1) / every + 1 : 0;  // validations at earlier steps, step 0 included
   return steps / every + 1 - before + (steps % every != 0);
 }
 

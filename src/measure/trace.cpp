@@ -38,7 +38,7 @@ constexpr int idle = Trace::phases;
 /// The time that gradients and weights held up the compute stream.
 double exposed_communication(const Trace::Row& row) { return row[reduce_gradients] + row[gather_weights]; }
 
-/// Marks and transfers for which there are events from the start: those of a step with many sequences.
+/// Marks and transfers for which events exist from the start: enough for a step with many sequences.
 constexpr std::size_t marks_at_start = 1024, transfers_at_start = 128;
 
 /// The moment at which a phase begins on the compute stream; it lasts until the next mark.
@@ -83,7 +83,7 @@ class Trace::Impl {
     if (!config_.enabled) return;
     file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step, provenance);
     rows_.reserve(config_.flush_every);
-    comm_.barrier();  // so that the ranks' clocks count from the same moment
+    comm_.barrier();  // the ranks' clocks count from the same moment
     origin_ = Clock::now();
   }
 
@@ -296,10 +296,10 @@ class Trace::Impl {
   long step_ = 0;
   double step_begin_ = 0;  ///< by the host's clock, seconds since origin_
   bool in_step_ = false, recording_ = false;
-  Row row_{};                     ///< of the current step
+  Row row_{};                     ///< seconds by phase in the current step
   double communication_ = 0;      ///< seconds of the transfers that passed since the last step ended
-  Row sums_{};                    ///< of this program run
-  double communication_sum_ = 0;  ///< of this program run
+  Row sums_{};                    ///< seconds by phase in this program run
+  double communication_sum_ = 0;  ///< seconds of transfers in this program run
 };
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }

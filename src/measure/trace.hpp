@@ -1,8 +1,8 @@
 #pragma once
-// Time by phase: a Region measures a phase of the current step on this rank's compute stream, a Transfer a collective
-// or a copy to the device on a stream of its own; the rows go to trace.h5, chosen steps to trace.json (Chrome trace
-// format, opens in Perfetto), and the run's sums to the timing table and summary.json. Times are those of the streams:
-// on devices the host only enqueues marks, and reads them once the step is over.
+// Time by phase. A Region measures a phase of the current step on this rank's compute stream. A Transfer measures a
+// collective, or a copy to the device, on a stream of its own. Each step becomes a row of trace.h5; chosen steps go to
+// trace.json (Chrome trace format, opens in Perfetto); the sums of the run go to the timing table and summary.json.
+// Times are measured on the streams: on devices the host only enqueues events, and reads them once the step is over.
 
 #include <array>
 #include <cstddef>
@@ -17,7 +17,8 @@
 
 namespace nanorun {
 
-/// Phases of a step. Each moment belongs to exactly one phase, the innermost region's; so they add up to the step.
+/// Phases of a step. Each moment belongs to exactly one phase, that of the innermost region, so the phases add up to
+/// the step.
 enum class Phase {
   data,  ///< waiting for tokens, preparing them for the device, and, as a transfer, copying them to it
   forward,
@@ -68,7 +69,7 @@ class Trace {
   void finish();
 
   struct Summary {
-    Row min, avg, max;         ///< over the ranks, of the seconds that a phase took in this program run
+    Row min, avg, max;         ///< over the ranks: seconds of each phase in this program run
     double communication = 0;  ///< mean over the ranks of the seconds of transfers of gradients and weights
     double hidden = 0;         ///< share of `communication` for which the compute stream did not wait
   };
@@ -106,9 +107,9 @@ class Region {
 };
 
 /// Measures what is enqueued on `stream` from construction to destruction: with Phase::data a copy on the stream of
-/// copies to the device, with other phases a collective on the stream of collectives. Transfers do not nest. Where a
-/// Region has the phase of a collective, it measures how long the compute stream waits for that. Copies count for
-/// trace.json alone and are measured in its steps only.
+/// copies to the device, with other phases a collective on the stream of collectives. Transfers do not nest. A Region
+/// with the phase of a collective measures how long the compute stream waits for it. Copies appear only in trace.json,
+/// and are measured only in the steps that it holds.
 class Transfer {
  public:
   Transfer(Trace& trace, Phase phase, kernels::Stream stream);

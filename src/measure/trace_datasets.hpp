@@ -14,9 +14,9 @@ inline constexpr const char* trace_format = "nanorun trace";
 
 /// What is stored in a trace.h5.
 struct TraceSizes {
-  std::uint64_t rows = 0;     ///< of steps
+  std::uint64_t rows = 0;     ///< steps that have a row
   std::uint64_t columns = 0;  ///< ranks for which a row has room
-  std::uint64_t looks = 0;    ///< at the GPUs
+  std::uint64_t looks = 0;    ///< rows on the state of GPUs
 };
 /// Throws Error(output, damage) where a dataset has an impossible shape.
 TraceSizes trace_sizes(const h5::File& file);
@@ -27,7 +27,7 @@ TraceValidations read_trace_validations(const h5::File& file);
 /// What a run that continues at step `first_step` keeps of a trace.h5.
 struct EarlierTrace {
   std::int64_t begin;         ///< step with which the trace began
-  std::uint64_t columns = 0;  ///< of the rows
+  std::uint64_t columns = 0;  ///< ranks for which a row has room
   TraceRows rows{};
   TraceValidations validations{};
   TraceGpus gpus{};

@@ -120,7 +120,7 @@ void TraceFile::begin() {
 /// Throws where another run's file is there now, Busy where another program has the file open for writing. Replaces a
 /// file with further hard links by a copy, so that what is written does not change the others.
 void TraceFile::require_own_file() {
-  if (!exists(path_, ExitCode::output)) return;  // as opening it says
+  if (!exists(path_, ExitCode::output)) return;  // opening it reports that
   if (!names_file(path_, own_, ExitCode::output)) {
     throw Error(ExitCode::output, path_ + ": is no longer the file of this run");
   }
@@ -133,7 +133,7 @@ void TraceFile::append(const TraceRows& rows) {
   TraceRows all = rows;
   all.seconds = gather_columns(comm_, rows.seconds, Trace::phases);
   all.communication = gather_columns(comm_, rows.communication, 1);
-  // By rank 0 alone: where MPI writes for all ranks, it says a line of its own about every failure.
+  // Rank 0 alone writes: if MPI wrote for all ranks, it would print a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
     waiting_.append(all);

@@ -1,6 +1,7 @@
 #pragma once
-// trace.h5 while a run lasts: it is closed between writes, so that a killed run leaves a sound file and other programs
-// can read it meanwhile. Rows that are due while another program has the file open wait in memory for the next write.
+// trace.h5 of a run under way. The file is closed between writes, so that a killed run leaves a sound file and other
+// programs can read it meanwhile. If another program has the file open when rows are due, they wait in memory for the
+// next write.
 
 #include <cstdint>
 #include <string>
@@ -18,9 +19,9 @@ inline constexpr std::uint64_t max_waiting_rows = std::uint64_t{64} << 20;
 class TraceFile {
  public:
   /// Collective. A run from step 0 starts a new file; a resumed one keeps the rows of steps < first_step and the
-  /// validations of steps <= first_step, says which rows are missing, and moves a damaged file out of the way. Where
-  /// another program holds the file for writing, all that waits. `provenance`, of rank 0, becomes the attribute of this
-  /// name; none where it is empty. Throws Error(output).
+  /// validations of steps <= first_step, says which rows are missing, and moves a damaged file out of the way. If
+  /// another program has the file open for writing, all of this waits. `provenance`, of rank 0, becomes the attribute
+  /// of this name; none where it is empty. Throws Error(output).
   TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance = {});
 
   /// For rank 0: all validations, which the next append writes.
@@ -48,14 +49,14 @@ class TraceFile {
   std::string path_;
   long first_step_;
   std::string provenance_;
-  // Of rank 0:
+  // On rank 0:
   bool begun_ = false;         ///< the file is this run's
-  std::string reason_;         ///< why the last write failed that failed
+  std::string reason_;         ///< why the last failed write failed
   bool held_ = false;          ///< another program had the file open at the last attempt to write
   std::uint64_t dropped_ = 0;  ///< steps whose rows were dropped since then
-  TraceRows waiting_;          ///< of all ranks
+  TraceRows waiting_;          ///< rows of all ranks that are not in the file yet
   Descriptor own_;             ///< the file, to recognise it
-  TraceSizes stored_;          ///< in the file
+  TraceSizes stored_;          ///< sizes in the file
   TraceValidations validations_;
   TraceGpus gpus_;
 };

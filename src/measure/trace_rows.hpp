@@ -39,7 +39,7 @@ struct TraceValidations {
 
   /// Removes the validations of steps >= first.
   void truncate(std::int64_t first);
-  /// Adds later validations, which replace those of steps >= their first.
+  /// Adds later validations. They replace validations of steps >= their first step.
   void append(const TraceValidations& later);
 };
 

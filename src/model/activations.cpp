@@ -28,7 +28,7 @@ Mat<T> take_qkv(const ModelConfig& model, const BlockPlan& plan, int length, Wor
   return take_matrix<T>(allocator, plan.offsets_keys ? length + 1 : length, 3 * model.width);
 }
 
-/// All that attention saves but its norm. `value_rows`: for those that are not kept.
+/// Allocates all that attention saves except its norm. `value_rows`: scratch for layers that do not keep their rows.
 template <class T>
 void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model, const BlockPlan& plan, int length,
                         Mat<T> value_rows, WorkspaceAllocator& allocator) {
@@ -72,7 +72,7 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
     input.first = stream();
   }
   if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
-  if (model.mudd) x_last = stream();
+  if (plan.back().enters_last_mix) x_last = stream();
   final_norm = take_norm<T>(model.width, length, allocator);
   if (!model.value_layers.empty() || !model.xsa_layers.empty() || !model.gated_layers.empty()) {
     value_source = heads_out = stream();
@@ -142,7 +142,9 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
     if (plan.output == OutputBuffer::own) block[plan.layer].x_out = stream();
   }
   if (model.value_path == ValuePath::first) block[0].attention.qkv = take_qkv<T>(model, plan[0], length, allocator);
-  if (model.mudd) block[model.value_layers[0]].attention.value_rows = stream();
+  for (const BlockPlan& plan : this->plan) {
+    if (plan.keeps_value_rows) block[plan.layer].attention.value_rows = stream();
+  }
 }
 
 /// Streams inside a block that a mix reads or makes.
@@ -168,8 +170,8 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
   for (const BlockPlan& plan : this->plan) {
     Mat<T>& d = d_layer_input.emplace_back();
     if (!plan.input_is_tapped) continue;
-    // Of a U-net's decoder layer the output is dead once the backward pass sends its skip's gradient to this input. The
-    // decoder's first layer reads its own input as skip, whose gradient is part of d_x.
+    // In a U-net's decoder layer the output is dead once the backward pass sends the gradient of the layer's skip to
+    // this input. The first decoder layer reads its own input as skip, whose gradient is part of d_x.
     const bool unet = model.residual == Residual::unet;
     if (!unet) d = stream();
     if (unet && plan.layer < model.layers / 2) d = block[model.layers - plan.layer].x_out;

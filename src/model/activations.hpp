@@ -35,9 +35,6 @@
 
 namespace nanorun {
 
-/// What an op does with what its output holds.
-enum class Output { replaces, adds };
-
 /// RMS norm of a stream.
 template <class T>
 struct NormActivations {
@@ -48,24 +45,24 @@ struct NormActivations {
 /// Saved by the attention of one block.
 template <class T>
 struct AttentionActivations {
-  NormActivations<T> norm;                  ///< of the stream that it reads: the buffer of norm_owner
-  kernels::Mat<T> d_norm;                   ///< gradient of norm.n, of all layers that share it; in training [T, d]
+  NormActivations<T> norm;                  ///< norm of the stream that attention reads, in the buffer of norm_owner
+  kernels::Mat<T> d_norm;                   ///< gradient of norm.n from all layers that share it; in training [T, d]
   kernels::Mat<T> qkv;                      ///< q and k after norm and rotary, v as projected [T, 3d]; with an offset
                                             ///< of the keys [T + 1, 3d]
   kernels::Mat<T> v_mixed;                  ///< values that attention reads; v of qkv unless takes_up_values [T, d]
-  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< of the norms of q and k [T, 2H]
-  kernels::Mat<T> value_rows;               ///< of its gated value embedding; scratch unless kept [T, d]
-  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< of these rows, where MUDD does not give it [T, H]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< rstd of the norms of q and k [T, 2H]
+  kernels::Mat<T> value_rows;               ///< rows of the gated value embedding; scratch unless kept [T, d]
+  kernels::Mat<kernels::acc_t<T>> value_gate;  ///< gates of value_rows, where MUDD does not give them [T, H]
   kernels::Mat<T> y;                           ///< what the heads give [T, d]
   kernels::Mat<kernels::acc_t<T>> lse;         ///< log-sum-exp of the scores [H, T]; of paired heads [H / 2, 2T]
   kernels::Mat<T> y_composed;                  ///< y after the composition of heads, where the layer has it [T, d]
-  kernels::Mat<kernels::acc_t<T>> gate;        ///< of the heads, where no coefficient net gives it [T, H]
+  kernels::Mat<kernels::acc_t<T>> gate;        ///< gates of the heads, where no coefficient net gives them [T, H]
 };
 
 /// Saved by the MLP of one block.
 template <class T>
 struct MlpActivations {
-  NormActivations<T> norm;  ///< of the stream before the MLP
+  NormActivations<T> norm;  ///< norm of the stream that the MLP reads
   kernels::Mat<T> d_x;      ///< gradient of that stream, in the memory of norm.n; with leaves_factors [T, d]
   kernels::Mat<T> h;        ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
@@ -76,8 +73,8 @@ struct BlockActivations {
   AttentionActivations<T> attention;
   MlpActivations<T> mlp;
   kernels::Mat<T> x_mixed;        ///< stream that BlockMix::before makes of the block's input [T, d]
-  kernels::Mat<T> attention_out;  ///< what attention adds to the stream; scratch where that is implied [T, d]
-  kernels::Mat<T> mlp_out;        ///< likewise the MLP
+  kernels::Mat<T> attention_out;  ///< what attention adds to the stream; scratch if attention_is_implied [T, d]
+  kernels::Mat<T> mlp_out;        ///< what the MLP adds to the stream; scratch if mlp_is_implied [T, d]
   kernels::Mat<T> x_out;          ///< stream behind the block; null with OutputBuffer::none [T, d]
   /// Implied outputs that the backward pass forms anew, for its mixes to read: see ZeroBranches.
   bool recomputes_attention_out = false, recomputes_mlp_out = false;
@@ -88,7 +85,7 @@ template <class T>
 struct InputActivations {
   kernels::Mat<T> embedding;                  ///< rows of the embedding, where smear follows [T, d]
   kernels::Mat<T> x0;                         ///< normed embedding [T, d]
-  kernels::Vec<kernels::acc_t<T>> rstd0;      ///< of that norm [T]
+  kernels::Vec<kernels::acc_t<T>> rstd0;      ///< rstd of x0 [T]
   kernels::Mat<T> bigram;                     ///< signed rows of the bigram table [T, d]
   kernels::Mat<T> first;                      ///< input of layer 0, where it is not x0 [T, d]
   kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
@@ -105,23 +102,23 @@ template <class T>
 struct Activations {
   int length = 0;
   Mode mode = Mode::evaluation;
-  std::vector<BlockPlan> plan;  ///< of each block
+  std::vector<BlockPlan> plan;  ///< one per block
   InputActivations<T> input;
   std::vector<BlockActivations<T>> block;
   CoefficientActivations<T> coefficients;
   kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
-  kernels::Mat<T> x_last;   ///< MUDD's mix behind the last block [T, d]
+  kernels::Mat<T> x_last;   ///< last mix, which the last block's output enters [T, d]
   NormActivations<T> final_norm;
   kernels::Mat<T> value_source;  ///< what a layer's values take up beside their projection [T, d]
   kernels::Mat<T> heads_out;     ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]
   kernels::Mat<T> mlp_sum;       ///< output of the MLP in FP8, before it is added to the stream; in training [T, d]
 
-  // Gradients; training only. The first five are one buffer.
-  kernels::Mat<T> d_final_norm;                 ///< of final_norm.n [T, d]
-  kernels::Mat<T> d_mlp_norm;                   ///< of a block's mlp.norm.n [T, d]
-  kernels::Mat<T> d_heads;                      ///< of what the output projection reads, then of attention's y [T, d]
-  kernels::Mat<T> d_embedding;                  ///< of the rows of the embedding [T, d]
-  kernels::Mat<T> d_shared_norm;                ///< of the norm that the attention of several layers reads [T, d]
+  // Gradients; training only. The first five share one buffer.
+  kernels::Mat<T> d_final_norm;                 ///< gradient of final_norm.n [T, d]
+  kernels::Mat<T> d_mlp_norm;                   ///< gradient of a block's mlp.norm.n [T, d]
+  kernels::Mat<T> d_heads;                      ///< gradient of the output projection's input, then of y [T, d]
+  kernels::Mat<T> d_embedding;                  ///< gradient of the rows of the embedding [T, d]
+  kernels::Mat<T> d_shared_norm;                ///< gradient of the norm that several layers' attention reads [T, d]
   std::vector<kernels::Mat<T>> d_layer_input;   ///< what layers above have sent to each tapped input [T, d]; else null
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
   kernels::Mat<T> d_bigram;                     ///< [T, d]
@@ -131,20 +128,20 @@ struct Activations {
   kernels::Workspace workspace;
   // Gradients that exist only between the backward passes of LM head and embedding, neither of which reads or writes
   // them. They lie in the workspace, behind the part that attention and the MLP take.
-  kernels::Mat<kernels::acc_t<T>> d_q;              ///< of the queries that attention reads [T, d]
-  kernels::Mat<T> d_x;                              ///< of the residual stream [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_q;              ///< gradient of the queries that attention reads [T, d]
+  kernels::Mat<T> d_x;                              ///< gradient of the residual stream [T, d]
   kernels::Mat<T> d_x0;                             ///< [T, d]
-  kernels::Mat<T> d_branch_out;                     ///< of attention_out or mlp_out, without leaves_factors [T, d]
-  kernels::Mat<T> d_smeared;                        ///< of the embedding after smear; the memory of d_branch_out [T, d]
+  kernels::Mat<T> d_branch_out;                     ///< without leaves_factors: gradient of a branch's output [T, d]
+  kernels::Mat<T> d_smeared;                        ///< gradient of the smeared embedding, in d_branch_out [T, d]
   kernels::Vec<kernels::acc_t<T>> d_branch_factor;  ///< with leaves_factors: the factor of BranchGradient [1]
-  kernels::Mat<T> d_k_offset;                       ///< of the keys that attention reads, with a key offset [T, d]
+  kernels::Mat<T> d_k_offset;                       ///< with a key offset: gradient of attention's keys [T, d]
   kernels::Mat<T> d_v_xsa;                          ///< what XSA sends to the values [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate;     ///< [T, H]
   kernels::Mat<kernels::acc_t<T>> d_head_gate;      ///< [T, H]
   kernels::Mat<T> d_qkv;                            ///< [T, 3d]
-  kernels::Mat<T> d_hidden;                         ///< of the MLP's product with W_in; the memory of d_qkv [T, m d]
-  std::vector<kernels::Mat<T>> d_value_rows;        ///< of the rows of each table of value embeddings [T, d]
-  kernels::Workspace value_workspace;               ///< of the backward pass of value embeddings
+  kernels::Mat<T> d_hidden;                         ///< gradient of the MLP's product with W_in, in d_qkv [T, m d]
+  std::vector<kernels::Mat<T>> d_value_rows;        ///< gradients of the rows of each table of value embeddings [T, d]
+  kernels::Workspace value_workspace;               ///< scratch of the backward pass of value embeddings
 
   Activations() = default;
   /// Takes everything from `allocator`.

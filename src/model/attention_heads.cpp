@@ -93,7 +93,7 @@ ops::AttentionXsaGradients<T> AttentionHeads<T>::xsa_and_gate_gradients(const Ac
   return {a.d_heads, value_gradient(a, layer), xsa(a, layer).gradient, gate(a, layer).gradient};
 }
 
-/// Without a net, learned scalars: every token's row is theirs.
+/// Without a net, alpha are learned scalars, and every token has the same row.
 template <class T>
 Gate<T> AttentionHeads<T>::xsa(const Activations<T>& a, int layer) const {
   const BlockPlan& plan = a.plan[layer];

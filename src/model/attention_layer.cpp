@@ -7,26 +7,22 @@
 namespace nanorun {
 
 using kernels::Mat;
+using kernels::Output;
 using kernels::Stream;
 
 template <class T>
 void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> out, Output output,
                                 int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
-  const auto value_mix = values_.forward(stream, a, feed.sequence, layer);
+  const ops::ValueResidual<T> residual = values_.forward(stream, a, feed.sequence, layer);
   ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, saved.norm.n,
                                        parameters_.weight(block_name(layer, "qkv")), rotary(feed, a.plan[layer]),
-                                       value_mix, model_.norm_eps);
+                                       residual, model_.norm_eps);
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, a.plan[layer]);
   ops::attention_forward<T>(stream, saved.y, saved.lse, in, mask, a.workspace);
   const Mat<T> y = heads_.forward(stream, a, in, mask.first_key, layer);
-  const Mat<const T> w = parameters_.weight(block_name(layer, "attention_out"));
-  if (output == Output::replaces) {
-    ops::linear_forward<T>(stream, out, y, w);
-  } else {
-    ops::linear_add_forward<T>(stream, out, y, w);
-  }
+  ops::linear_forward<T>(stream, out, y, parameters_.weight(block_name(layer, "attention_out")), output);
 }
 
 template <class T>
@@ -41,7 +37,6 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   const BlockPlan& plan = a.plan[layer];
   const AttentionActivations<T>& saved = a.block[layer].attention;
   const int width = model_.width;
-  const bool adds = d_matrices == Output::adds;
   const ops::Rotary<T> rotary = this->rotary(feed, plan);
   const Mat<T> d_k = rotary.key_offset ? a.d_k_offset : a.d_qkv.col_block(width, width);
   const Mat<T> d_v = a.d_qkv.col_block(2 * width, width);
@@ -51,8 +46,8 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   ops::linear_backward_input<T>(stream, a.d_heads, d_out.d, parameters_.weight(block_name(layer, "attention_out")),
                                 d_out.factor);
   const Mat<const T> y = heads_.backward(stream, a, layer);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out.d, y, adds,
-                                 d_out.factor);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out.d, y,
+                                 d_matrices, d_out.factor);
   ops::attention_backward<T>(stream, a.d_q, d_k, d_v, saved.y, saved.lse, a.d_heads, in, mask, a.workspace);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
   Mat<T> d_v_extra = heads_.value_gradient(a, layer);
@@ -61,14 +56,15 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
     d_v_extra = {};
   }
   values_.backward(stream, a, feed.sequence, d_v, layer);
-  ops::attention_input_backward<T>(stream, a.d_qkv, values_.value_mix_gradients(a, layer),
+  ops::attention_input_backward<T>(stream, a.d_qkv, values_.residual_gradients(a, layer),
                                    saved.qkv.col_block(0, 2 * width), saved.rstd_qk,
                                    saved.qkv.col_block(2 * width, width), a.d_q, d_k, d_v, d_v_extra, rotary,
-                                   values_.value_mix(a, feed.sequence, layer));
+                                   values_.residual(a, feed.sequence, layer));
   if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), a.d_qkv, saved.norm.n, adds);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), a.d_qkv, saved.norm.n,
+                                 d_matrices);
   ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,
-                                plan.adds_norm_gradient);
+                                kernels::accumulate_if(plan.adds_norm_gradient));
   values_.backward_gates(stream, a, layer);
   heads_.backward_gate(stream, a, layer);
 }

@@ -19,16 +19,16 @@ class AttentionLayer {
                  const AttentionValues<T>& values)
       : config_(config), model_(config.model), parameters_(parameters), heads_(heads), values_(values) {}
 
-  /// out [T, d] = attention of the layer's norm [T, d], or += it.
-  void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out, Output output,
-               int layer) const;
-  /// out [T, d] = what forward() gave, in a backward pass.
+  /// out [T, d] = or += attention of the norm that the layer reads [T, d].
+  void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
+               kernels::Output output, int layer) const;
+  /// out [T, d] = the output of forward(), computed anew in a backward pass.
   void recompute_output(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
-  /// From d_out, the gradient of the output: makes attention.d_norm the gradient of the norm, or with
-  /// adds_norm_gradient adds to it. Replaces the gradients of the matrices or adds to them, and adds to those of
-  /// learned scalars and value embeddings.
+  /// Backward pass from d_out, the gradient of the output. attention.d_norm = the gradient of the norm; += with
+  /// adds_norm_gradient. Replaces the gradients of the matrices or adds to them, and adds to the gradients of learned
+  /// scalars and value embeddings.
   void backward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, const BranchGradient<T>& d_out,
-                Output d_matrices, int layer) const;
+                kernels::Output d_matrices, int layer) const;
 
  private:
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;

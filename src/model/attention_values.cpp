@@ -46,38 +46,38 @@ ops::ValueResidual<T> AttentionValues<T>::forward(Stream stream, const Activatio
                                      parameters_.scalars(block_name(layer, "value_gate")));
     }
     ops::attention_scale_forward<T>(stream, a.value_source, saved.value_rows, gate(a, layer).value, model_.heads,
-                                    false);
+                                    kernels::Output::overwrite);
     if (plan.mudd) ops::mix_forward<T>(stream, a.value_source, mixes_.values(a, layer, a.value_source));
   }
-  return value_mix(a, sequence, layer);
+  return residual(a, sequence, layer);
 }
 
 template <class T>
-ops::ValueResidual<T> AttentionValues<T>::value_mix(const Activations<T>& a, const DeviceSequence& sequence,
-                                                    int layer) const {
+ops::ValueResidual<T> AttentionValues<T>::residual(const Activations<T>& a, const DeviceSequence& sequence,
+                                                   int layer) const {
   const BlockPlan& plan = a.plan[layer];
-  ops::ValueResidual<T> mix;
-  mix.in_place = !plan.takes_up_values;
+  ops::ValueResidual<T> residual;
+  residual.in_place = !plan.takes_up_values;
   if (plan.scales_values) {
-    mix.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
-    mix.unit_source = true;
-    if (plan.gates_value_rows) mix.source = a.value_source;
-    return mix;
+    residual.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
+    residual.unit_source = true;
+    if (plan.gates_value_rows) residual.source = a.value_source;
+    return residual;
   }
-  mix.lambda = parameters_.scalars(block_name(layer, "value_mix")).data;
+  residual.lambda = parameters_.scalars(block_name(layer, "value_mix")).data;
   if (plan.value_table >= 0) {
-    mix.source = parameters_.weight(table_name(plan));
-    mix.index = sequence.tokens.data();
+    residual.source = parameters_.weight(table_name(plan));
+    residual.index = sequence.tokens.data();
   }
   if (plan.takes_up_first_values) {
-    mix.interpolate = true;
-    mix.source = a.v_first;
+    residual.interpolate = true;
+    residual.source = a.v_first;
   }
-  return mix;
+  return residual;
 }
 
 template <class T>
-ops::ValueResidualGradients<T> AttentionValues<T>::value_mix_gradients(const Activations<T>& a, int layer) const {
+ops::ValueResidualGradients<T> AttentionValues<T>::residual_gradients(const Activations<T>& a, int layer) const {
   const BlockPlan& plan = a.plan[layer];
   ops::ValueResidualGradients<T> d;
   if (plan.scales_values) {
@@ -105,9 +105,9 @@ void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const 
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
-  const bool adds = plan.keeps_value_rows;  // to what the last mix has sent to the rows
+  // Kept rows have got a gradient from the last mix.
   ops::attention_scale_backward<T>(stream, a.d_value_rows[plan.value_table], gate.gradient, d_v, rows, gate.value,
-                                   model_.heads, adds);
+                                   model_.heads, kernels::accumulate_if(plan.keeps_value_rows));
 }
 
 template <class T>

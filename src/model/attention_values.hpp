@@ -20,28 +20,28 @@ class AttentionValues {
                   const StreamMixes<T>& mixes)
       : model_(model), parameters_(parameters), coefficients_(coefficients), mixes_(mixes) {}
 
-  /// Forms what the layer's values take up, from the norm that attention reads. Returns how the QKV projection mixes
-  /// the values with that.
+  /// Forms what the layer's values take up, from the norm that attention reads. Returns how the QKV projection adds
+  /// that to the values.
   ops::ValueResidual<T> forward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence,
                                 int layer) const;
-  /// The same for the backward pass. What forward() formed in a.value_source is gone, and is not read.
-  ops::ValueResidual<T> value_mix(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
-  ops::ValueResidualGradients<T> value_mix_gradients(const Activations<T>& a, int layer) const;
+  /// The result of forward() for the backward pass. a.value_source has been overwritten by then and is not read.
+  ops::ValueResidual<T> residual(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
+  ops::ValueResidualGradients<T> residual_gradients(const Activations<T>& a, int layer) const;
 
-  /// Of a gated value embedding: makes the gradients of its rows and gates, and adds to those of the streams that MUDD
-  /// mixes in, from d_v [T, d], the gradient of the values that attention reads.
+  /// Backward pass of a gated value embedding. From d_v [T, d], the gradient of the values that attention reads, it
+  /// makes the gradients of the rows and gates, and adds to the gradients of the streams that MUDD mixes in.
   void backward(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, kernels::Mat<T> d_v,
                 int layer) const;
-  /// Backward pass of the gates themselves, last of the layer: adds to attention.d_norm, to the gradient of the rows
-  /// and to that of the gates' weights.
+  /// Backward pass of the gates themselves, the last of the layer. Adds to attention.d_norm and to the gradients of the
+  /// rows and of the gates' weights.
   void backward_gates(kernels::Stream stream, const Activations<T>& a, int layer) const;
-  /// Adds the gradient of the rows to that of their table, in the layer that completes it.
+  /// In the layer that completes the gradient of a table, adds the gradient of the looked-up rows to it.
   void backward_table(kernels::Stream stream, const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
 
  private:
   std::string table_name(const BlockPlan& plan) const;
   ops::GateInputs<T> gate_inputs(const Activations<T>& a, int layer) const;
-  /// Of the value embedding's heads, or in MUDD's layer of the halves of them.
+  /// Gate of the value embedding's heads; in MUDD's layer, of half heads.
   Gate<T> gate(const Activations<T>& a, int layer) const;
 
   const ModelConfig& model_;

@@ -107,6 +107,7 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   } else {
     plan.output = is_tapped(config, layer + 1) ? OutputBuffer::own : OutputBuffer::of_all_blocks;
   }
+  plan.enters_last_mix = plan.mudd;
   plan.leaves_factors = plan.adds_injections;
   plan.hands_on_factor = training && leaves_factor_to_block_below(config, layer);
   plan.clears_input_gradient = plan.input_is_tapped && scaled && !config.mudd;

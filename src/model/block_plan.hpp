@@ -67,15 +67,16 @@ struct BlockPlan {
   // What attention and the MLP add to the stream.
   bool adds_injections = false;       ///< the mix behind attention adds x0 and the bigram embeddings
   bool attention_is_implied = false;  ///< attention's output is not kept: its mix recovers it from the norm of the sum
-  bool mlp_is_implied = false;        ///< the MLP's output likewise
+  bool mlp_is_implied = false;        ///< the MLP's output is not kept: its mix recovers it from the norm of the sum
 
   // The block's output.
-  OutputBuffer output = {};  ///< where it lies
-  bool norms_next = false;   ///< the mix behind the MLP makes the norm that the next layer's attention reads
+  OutputBuffer output = {};      ///< where it lies
+  bool norms_next = false;       ///< the mix behind the MLP makes the norm that the next layer's attention reads
+  bool enters_last_mix = false;  ///< the last block's: the final norm reads a mix of this output and earlier streams
 
   // Backward.
-  bool leaves_factors = false;   ///< mixes leave the gradient g of their sum; branches multiply it by their factor
-  bool hands_on_factor = false;  ///< the gradient of the input is a factor times g too, applied by the block below
+  bool leaves_factors = false;   ///< mixes write the gradient g of their sum; branches multiply g by their factor
+  bool hands_on_factor = false;  ///< the gradient of the input is a factor times g; the block below multiplies
   BlockMix joins_in = BlockMix::after_mlp;  ///< the mix that adds what layers above have sent to the block's input
   bool sends_to_bigrams = false;  ///< it sends the bigram embeddings a gradient apart from those of injections
   // What is cleared before the backward pass. Elsewhere the first gradient that is sent overwrites the buffer.

@@ -29,8 +29,8 @@ struct CoefficientActivations {
   CoefficientActivations(const ModelConfig& model, int length, Mode mode, kernels::WorkspaceAllocator& allocator);
 };
 
-/// Numbers [T, columns] per token that gate heads, and their gradient, null outside of training. Where they are learned
-/// scalars instead, all rows are one (ld = 0).
+/// Numbers [T, columns] that gate heads, one row per token, and their gradient, which is null outside of training. If
+/// they are learned scalars, all tokens share one row (ld = 0).
 template <class T>
 struct Gate {
   kernels::Mat<const kernels::acc_t<T>> value;

@@ -1,5 +1,5 @@
 #pragma once
-// What a pass over a sequence reads beside the weights.
+// All that a pass over a sequence reads beside the weights.
 
 #include "kernels/ops.hpp"
 #include "src/data/uploader.hpp"
@@ -10,8 +10,8 @@ namespace nanorun {
 template <class T>
 struct Feed {
   DeviceSequence sequence;
-  ops::Rotary<T> rotary;         ///< of layers whose heads attend one by one
-  ops::Rotary<T> paired_rotary;  ///< of layers whose heads attend in pairs; empty without model.paired_layers
+  ops::Rotary<T> rotary;         ///< angles of layers whose heads attend one by one
+  ops::Rotary<T> paired_rotary;  ///< angles of layers whose heads attend in pairs; empty without model.paired_layers
   kernels::acc_t<T> attention_scale = 0;
 };
 

@@ -2,32 +2,32 @@
 
 #include <algorithm>
 
-#include "src/config/layer_list.hpp"
 #include "src/config/schedule.hpp"
-#include "src/model/topology.hpp"
 
 namespace nanorun {
 
-double flops_per_sequence(const Config& config, const ParameterTable& table, long step) {
-  const ModelConfig& model = config.model;
-  const double tokens = length_at(config, step);
-  const Windows windows = windows_at(config, step);
-  double weights = 0;
+Flops::Flops(const Config& config, const ParameterTable& table)
+    : config_(config), blocks_(block_plans(config.model, Mode::training)) {
   for (const Parameter& p : table.parameters()) {
-    if (p.group == Group::matrix || p.group == Group::lm_head) weights += static_cast<double>(p.size());
+    if (p.group == Group::matrix || p.group == Group::lm_head) weights_ += static_cast<double>(p.size());
   }
+}
+
+double Flops::per_sequence(long step) const {
+  const double tokens = length_at(config_, step);
+  const Windows windows = windows_at(config_, step);
   double attention = 0;
-  for (int i = 0; i < model.layers; ++i) {
-    if (!has_attention(model, i)) continue;
+  for (const BlockPlan& plan : blocks_) {
+    if (!plan.attends) continue;
     // Paired heads are half as many, of twice the rows.
-    const int pairing = names(model.paired_layers, i) ? 2 : 1;
+    const int pairing = plan.pairs_heads ? 2 : 1;
     const double rows = pairing * tokens;
     const double reach =
-        std::min<double>(rows, is_long_layer(config.window, i) ? windows.long_tokens : windows.short_tokens);
+        std::min<double>(rows, is_long_layer(config_.window, plan.layer) ? windows.long_tokens : windows.short_tokens);
     const double pairs = reach * (rows - reach / 2);
-    attention += 14 * pairs * model.width / pairing;  // 2 GEMMs forward, 5 backward
+    attention += 14 * pairs * config_.model.width / pairing;  // 2 GEMMs forward, 5 backward
   }
-  return 6 * weights * tokens + attention;
+  return 6 * weights_ * tokens + attention;
 }
 
 }  // namespace nanorun

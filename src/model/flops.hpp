@@ -1,14 +1,28 @@
 #pragma once
 // The work of a step, for MFU and figures of merit.
 
+#include <vector>
+
 #include "src/config/config.hpp"
+#include "src/model/block_plan.hpp"
 #include "src/model/params.hpp"
 
 namespace nanorun {
 
-/// Floating-point operations of forward and backward pass over one training sequence of a step: 6 for each token and
-/// each element of the matrices and the LM head, and those of attention within its windows. Documents do not shorten
-/// attention here.
-double flops_per_sequence(const Config& config, const ParameterTable& table, long step);
+class Flops {
+ public:
+  /// The config outlives it.
+  Flops(const Config& config, const ParameterTable& table);
+
+  /// Floating-point operations of the forward and backward pass over one training sequence of a step: 6 per token for
+  /// each element of the matrices and the LM head, plus those of attention within its windows. Attention counts as if
+  /// the sequence were one document.
+  double per_sequence(long step) const;
+
+ private:
+  const Config& config_;
+  std::vector<BlockPlan> blocks_;
+  double weights_ = 0;  ///< elements of the matrices and the LM head
+};
 
 }  // namespace nanorun

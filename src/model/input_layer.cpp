@@ -44,8 +44,9 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
                                     a.d_skip_gate, saved.skip_gate, skip_gate_inputs(a),
                                     parameters_.scalars("skip_gate"));
   }
-  const bool adds = false;  // to the gradient of what the norm reads, which has no other readers
-  ops::rms_norm_backward<T>(stream, model_.smear ? a.d_smeared : a.d_embedding, saved.x0, saved.rstd0, a.d_x0, adds);
+  // The norm alone reads what it reads.
+  ops::rms_norm_backward<T>(stream, model_.smear ? a.d_smeared : a.d_embedding, saved.x0, saved.rstd0, a.d_x0,
+                            kernels::Output::overwrite);
   if (model_.smear) {
     ops::smear_backward<T>(stream, a.d_embedding, elements(parameters_.d_scalars("smear_gate")),
                            parameters_.d_scalars("smear_factor").data, a.d_smeared, saved.embedding,

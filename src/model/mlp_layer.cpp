@@ -8,6 +8,7 @@
 namespace nanorun {
 
 using kernels::Mat;
+using kernels::Output;
 using kernels::Stream;
 
 namespace {
@@ -53,20 +54,14 @@ void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, cons
 
 template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Output output, int layer) const {
-  const bool adds = output == Output::adds;
   if (quantises(a)) {
+    const bool adds = output == Output::accumulate;
     forward_fp8(stream, a, adds ? a.mlp_sum : out, layer);
     if (adds) ops::add<T>(stream, out, a.mlp_sum);
     return;
   }
   hidden(stream, a, layer);
-  const Mat<T>& h = a.block[layer].mlp.h;
-  const Mat<const T> w = parameters_.weight(block_name(layer, "mlp_out"));
-  if (adds) {
-    ops::linear_add_forward<T>(stream, out, h, w);
-  } else {
-    ops::linear_forward<T>(stream, out, h, w);
-  }
+  ops::linear_forward<T>(stream, out, a.block[layer].mlp.h, parameters_.weight(block_name(layer, "mlp_out")), output);
 }
 
 /// out [T, d] =.
@@ -85,14 +80,13 @@ template <class T>
 void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
                            int layer) const {
   const MlpActivations<T>& saved = a.block[layer].mlp;
-  const bool adds = d_matrices == Output::adds;
   if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, saved.h, adds,
-                                 d_out.factor);
+  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, saved.h,
+                                 d_matrices, d_out.factor);
   ops::linear_relu2_backward<T>(stream, a.d_hidden, d_out.d, parameters_.weight(block_name(layer, "mlp_out")), saved.h,
                                 d_out.factor);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), a.d_hidden, saved.norm.n,
-                                 adds);
+                                 d_matrices);
   ops::linear_backward_input<T>(stream, a.d_mlp_norm, a.d_hidden, parameters_.weight(block_name(layer, "mlp_in")));
 }
 

@@ -17,19 +17,20 @@ class MlpLayer {
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
       : config_(config), parameters_(parameters), scales_(scales) {}
 
-  /// In FP8, measures the layer's weights, and at once those of later layers that travel in the same buckets. To be
-  /// called in each forward pass, once these weights are there and before forward().
+  /// In FP8, finds the largest magnitudes of the layer's weights, and at once of the later layers whose weights travel
+  /// in the same buckets. Called in each forward pass before forward(), once these weights are there.
   void measure_weights(const Activations<T>& a, int layer) const;
-  /// Where the norm before the MLP keeps its largest magnitude; null where that is not needed.
+  /// Address of the largest magnitude of the norm before the MLP; null where it is not needed.
   kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
     return quantises(a) ? scales_.largest_n(layer) : nullptr;
   }
-  /// out [T, d] = MLP of mlp.norm [T, d], or += it. Uses a.mlp_sum in training.
-  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, Output output, int layer) const;
+  /// out [T, d] = or += MLP of mlp.norm [T, d]. In FP8, training uses a.mlp_sum.
+  void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
+               int layer) const;
   /// Makes a.d_mlp_norm the gradient of the norm, from d_out, the gradient of the output. Replaces the gradients of the
   /// matrices or adds to them.
-  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
-                int layer) const;
+  void backward(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out,
+                kernels::Output d_matrices, int layer) const;
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training(); }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double margin_h = 1.8, margin_w_out = 1.12;
 constexpr long last_step_undelayed = 16;
-/// Of h in the first step: the scale is 1.
+/// Magnitude of h that the first step assumes: its scale is 1.
 constexpr double first_h = 448 / margin_h;
 
 }  // namespace

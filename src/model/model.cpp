@@ -10,6 +10,7 @@ namespace nanorun {
 
 using kernels::acc_t;
 using kernels::Mat;
+using kernels::Output;
 
 namespace {
 
@@ -19,13 +20,13 @@ ops::NormGradient<T> through(const NormActivations<T>& norm, const Mat<T>& d_n) 
   return {norm.n, norm.rstd, d_n};
 }
 
-/// What layers above have sent to the block's input, for the mix that adds it; null for the others.
+/// The gradient that layers above have sent to the block's input, for the mix that adds it; null for other mixes.
 template <class T>
 Mat<T> sent_from_above(const Activations<T>& a, const BlockPlan& plan, BlockMix mix) {
   return mix == plan.joins_in ? a.d_layer_input[plan.layer] : Mat<T>();
 }
 
-// What the mixes of a block have from above, for their backward passes.
+// Arguments of the backward passes of a block's mixes.
 
 /// d_out: gradient of the block's output, where a.d_x does not hold it.
 template <class T>
@@ -39,8 +40,8 @@ ops::MixBackward<T> d_after_mlp(const Activations<T>& a, const BlockPlan& plan, 
   return d;
 }
 
-/// With leaves_factors the gradient of the stream before the MLP is a factor times a.d_x, and the mix leaves its own g
-/// beside that.
+/// With leaves_factors the gradient of the stream before the MLP is a factor times a.d_x, and the mix writes its own g
+/// to mlp.d_x.
 template <class T>
 ops::MixBackward<T> d_after_attention(const Activations<T>& a, const BlockPlan& plan, const StreamMixes<T>& mixes) {
   const MlpActivations<T>& mlp = a.block[plan.layer].mlp;
@@ -65,7 +66,7 @@ BranchGradient<T> d_mlp_out(const Activations<T>& a, const BlockPlan& plan) {
   return {a.d_x, a.d_branch_factor.data()};
 }
 
-/// Gradient of what attention adds, likewise.
+/// Gradient of what attention adds, as the mix behind it leaves it.
 template <class T>
 BranchGradient<T> d_attention_out(const Activations<T>& a, const BlockPlan& plan) {
   if (!plan.leaves_factors) return {a.d_branch_out};
@@ -90,12 +91,12 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
     ops::lm_head_loss_backward<T>(stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
-                                  accumulate.others, a.final_norm.n, parameters_.weight("head"), sequence.targets,
-                                  lm_head_options(step), a.workspace);
+                                  kernels::accumulate_if(accumulate.others), a.final_norm.n, parameters_.weight("head"),
+                                  sequence.targets, lm_head_options(step), a.workspace);
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
-  backward(a, feed, accumulate.matrices ? Output::adds : Output::replaces, hooks);
+  backward(a, feed, kernels::accumulate_if(accumulate.matrices), hooks);
   training_uploader_->release(stream_);
 }
 
@@ -155,12 +156,12 @@ void Model<T>::unet_block_forward(Activations<T>& a, const Feed<T>& feed, const 
   const BlockActivations<T>& block = a.block[layer];
   if (plan.attends) {
     mix_norm(block.x_out, block.attention.norm, mixes_.before(a, layer));
-    attention_.forward(stream_, a, feed, block.x_out, Output::adds, layer);
+    attention_.forward(stream_, a, feed, block.x_out, Output::accumulate, layer);
     norm(block.mlp.norm, block.x_out, mlp_.largest_n(a, layer));
   } else {
     mix_norm(block.x_out, block.mlp.norm, mixes_.before(a, layer), mlp_.largest_n(a, layer));
   }
-  mlp_.forward(stream_, a, block.x_out, Output::adds, layer);
+  mlp_.forward(stream_, a, block.x_out, Output::accumulate, layer);
 }
 
 /// a.d_x: gradient of the block's output; then of its input.
@@ -171,7 +172,7 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
   ops::NormGradient<T> d_norm = through(block.mlp.norm, a.d_mlp_norm);
   mlp_.backward(stream_, a, {a.d_x}, d_matrices, layer);
   if (plan.attends) {
-    norm_backward(a.d_x, Output::adds, d_norm);
+    norm_backward(a.d_x, Output::accumulate, d_norm);
     attention_.backward(stream_, a, feed, {a.d_x}, d_matrices, layer);
     d_norm = through(block.attention.norm, block.attention.d_norm);
   }
@@ -191,12 +192,12 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
   if (plan.attends) {
     const Mat<T>& attended = plan.attention_input == layer ? x : a.layer_input(plan.attention_input);
     if (plan.attention_norm == NormMaker::block) norm(block.attention.norm, attended);
-    attention_.forward(stream_, a, feed, block.attention_out, Output::replaces, layer);
+    attention_.forward(stream_, a, feed, block.attention_out, Output::overwrite, layer);
     mix_norm({}, block.mlp.norm, mixes_.after_attention(a, layer), mlp_.largest_n(a, layer));
   } else {
     norm(block.mlp.norm, x, mlp_.largest_n(a, layer));
   }
-  mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
+  mlp_.forward(stream_, a, block.mlp_out, Output::overwrite, layer);
   if (plan.norms_next) {
     mix_norm(block.x_out, a.block[layer + 1].attention.norm, mixes_.after_mlp(a, layer));
   } else {
@@ -204,14 +205,14 @@ void Model<T>::scaled_block_forward(Activations<T>& a, const Feed<T>& feed, cons
   }
 }
 
-/// The gradient of the block's output is a.d_x, or `d_out` where that is not empty. That of its input becomes a.d_x, or
-/// what is returned where that is not empty.
+/// Backward pass of a block. The gradient of its output is `d_out`, or a.d_x if `d_out` is empty. The gradient of its
+/// input is the result, or a.d_x if the result is empty.
 template <class T>
 ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
                                                        const ops::ScaledGradient<T>& d_out, const BlockPlan& plan) {
   const int layer = plan.layer;
   const BlockActivations<T>& block = a.block[layer];
-  if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::replaces, layer);
+  if (block.recomputes_mlp_out) mlp_.forward(stream_, a, block.mlp_out, Output::overwrite, layer);
   ops::mix_backward<T>(stream_, d_after_mlp(a, plan, d_out), mixes_.after_mlp(a, layer));
   mlp_.backward(stream_, a, d_mlp_out(a, plan), d_matrices, layer);
   if (plan.attends) {
@@ -220,22 +221,22 @@ ops::ScaledGradient<T> Model<T>::scaled_block_backward(Activations<T>& a, const 
     attention_.backward(stream_, a, feed, d_attention_out(a, plan), d_matrices, layer);
     const Mat<T>& d_attended = plan.attention_input == layer ? a.d_x : a.d_layer_input[plan.attention_input];
     if (plan.attention_norm == NormMaker::block) {
-      norm_backward(d_attended, Output::adds, through(block.attention.norm, block.attention.d_norm));
+      norm_backward(d_attended, Output::accumulate, through(block.attention.norm, block.attention.d_norm));
     }
   } else {
-    norm_backward(a.d_x, Output::adds, through(block.mlp.norm, a.d_mlp_norm));
+    norm_backward(a.d_x, Output::accumulate, through(block.mlp.norm, a.d_mlp_norm));
   }
   if (plan.mixes_input) ops::mix_backward<T>(stream_, d_before(a, plan), mixes_.before(a, layer));
   if (!plan.hands_on_factor) return {};
   return {block.mlp.d_x, mixes_.attention_residual(layer)};
 }
 
-/// With MUDD the norm of a last mix, else of the last block's output.
+/// The norm of a last mix, or of the last block's output.
 template <class T>
 void Model<T>::final_norm_forward(Activations<T>& a) {
   const int layers = config_.model.layers;
   coefficients_.forward(stream_, a.coefficients, layers, a.layer_input(layers));
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     mix_norm(a.x_last, a.final_norm, mixes_.last(a));
   } else {
     norm(a.final_norm, a.layer_input(layers));
@@ -246,12 +247,12 @@ template <class T>
 void Model<T>::final_norm_backward(Activations<T>& a) {
   const int layers = config_.model.layers;
   ops::NormGradient<T> d_norm = through(a.final_norm, a.d_final_norm);
-  if (config_.model.mudd) {
+  if (a.plan.back().enters_last_mix) {
     d_norm.is_only_path = true;
     ops::mix_backward<T>(stream_, {.d_out = a.d_x, .norm = d_norm}, mixes_.last(a));
     coefficients_.backward(stream_, a.coefficients, layers, a.d_x, a.layer_input(layers));
   } else {
-    norm_backward(a.d_x, Output::replaces, d_norm);
+    norm_backward(a.d_x, Output::overwrite, d_norm);
   }
 }
 
@@ -263,12 +264,14 @@ int Model<T>::injections_backward(Activations<T>& a, int begin, int end) {
   if (mixes.empty()) return end;
   const bool adds = !mixes_.injections(a, end, config_.model.layers).empty();
   const bool adds_to_bigrams = adds || std::ranges::any_of(a.plan, &BlockPlan::sends_to_bigrams);
-  ops::shared_streams_backward<T>(stream_,
-                                  {{{a.input.x0, a.d_x0, adds}, {a.input.bigram, a.d_bigram, adds_to_bigrams}}}, mixes);
+  const ops::SharedStream<T> x0{.x = a.input.x0, .d = a.d_x0, .accumulates = adds};
+  const ops::SharedStream<T> bigram{.x = a.input.bigram, .d = a.d_bigram, .accumulates = adds_to_bigrams};
+  ops::shared_streams_backward<T>(stream_, {x0, bigram}, mixes);
   return begin;
 }
 
-/// Clears the gradients that nothing overwrites. Of the others, whatever is sent first replaces what is there.
+/// Clears the gradients that nothing overwrites. In the other gradients, the first one that is sent replaces what is
+/// there.
 template <class T>
 void Model<T>::clear_gradients(const Activations<T>& a) {
   for (const BlockPlan& plan : a.plan) {
@@ -288,7 +291,7 @@ void Model<T>::norm(const NormActivations<T>& out, Mat<const T> x, acc_t<T>* lar
 
 template <class T>
 void Model<T>::norm_backward(Mat<T> d_x, Output output, const ops::NormGradient<T>& d_norm) {
-  ops::rms_norm_backward<T>(stream_, d_x, d_norm.n, d_norm.rstd, d_norm.d_n, output == Output::adds);
+  ops::rms_norm_backward<T>(stream_, d_x, d_norm.n, d_norm.rstd, d_norm.d_n, output);
 }
 
 /// x = the mix of the terms, `out` = norm of x. Null x: the norm alone.

@@ -46,11 +46,11 @@ class Model {
   /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/lm_head.hpp.
   void set_prefixes(std::span<const std::int32_t> prefixes);
 
-  /// To which gradients a sequence adds its own. It replaces the others.
+  /// Which gradients a sequence adds to. It replaces the others.
   struct Accumulate {
     bool matrices = false;
-    bool others = false;   ///< of LM head, tables and learned scalars
-    bool cleared = false;  ///< those of tables and learned scalars are zero, so that none needs to be replaced
+    bool others = false;   ///< LM head, tables and learned scalars
+    bool cleared = false;  ///< gradients of tables and learned scalars are zero already: none is replaced
   };
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
@@ -65,8 +65,8 @@ class Model {
   /// Their collect() and share() end every step, and checkpoints hold their state().
   MlpScales<T>& mlp_scales() { return mlp_scales_; }
 
-  // Of a sequence of validation.length tokens, with the windows and angles of a step, the LM head in working precision.
-  // Each waits for the device.
+  // The next three evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
+  // computes in working precision. Each waits for the device.
 
   /// Mean loss of the next token.
   double validate(Trace& trace, const Sequence& sequence, long step);
@@ -90,18 +90,18 @@ class Model {
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
-  void backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks);
+  void backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const LayerHooks& hooks);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
-  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan);
+  void unet_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
-  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices,
+  ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices,
                                                const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
   int injections_backward(Activations<T>& a, int begin, int end);
   void clear_gradients(const Activations<T>& a);
   void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr);
-  void norm_backward(kernels::Mat<T> d_x, Output output, const ops::NormGradient<T>& d_norm);
+  void norm_backward(kernels::Mat<T> d_x, kernels::Output output, const ops::NormGradient<T>& d_norm);
   void mix_norm(kernels::Mat<T> x, const NormActivations<T>& out, const MixTerms<T>& terms,
                 Gradient* largest = nullptr);
 

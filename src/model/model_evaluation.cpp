@@ -73,8 +73,8 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   const int columns = padded_vocabulary(config_.model);
   const TensorArena<T> z(columns, "the logits");
   ops::fill<T>(stream_, z.span(), 0);
-  ops::linear_add_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.final_norm.n.row_block(last, 1),
-                             parameters_.weight("head"));
+  ops::linear_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.final_norm.n.row_block(last, 1),
+                         parameters_.weight("head"), kernels::Output::accumulate);
   std::vector<T> host(columns);
   ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
   ops::synchronize(stream_);

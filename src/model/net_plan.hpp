@@ -21,7 +21,7 @@ struct NetColumns {
   double start;  ///< value of each before training
 };
 
-/// What a net reads, and what it gives.
+/// Input, output and tensors of one coefficient net.
 struct NetPlan {
   std::string name;                   ///< its tensors are <name>.in, <name>.out and <name>.bias
   int layer_input = reads_x0;         ///< it reads the input of this layer; of layer `layers`: the last one's output
@@ -30,7 +30,7 @@ struct NetPlan {
   std::vector<NetColumns> columns{};  ///< in the order of the rows of its tensors
 
   int outputs() const;                 ///< number of columns
-  std::vector<double> starts() const;  ///< of each column
+  std::vector<double> starts() const;  ///< initial value of each column
 };
 
 /// The nets of a model, in the order of its parameters: gate nets (model.gate_nets), then those of MUDD (model.mudd).

@@ -73,7 +73,7 @@ ParameterTable::ParameterTable(const ModelConfig& config) {
 }
 
 /// Matrices of one shape and consecutive layers stand together, the last layers first: their gradients travel in few
-/// large transfers, of which only that of the first layers, completed last, is not hidden by the backward pass.
+/// large transfers. The backward pass hides all transfers except the one of the first layers, which it completes last.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
   const double in_bound = config.init_scale / std::sqrt(width);
@@ -111,7 +111,7 @@ void ParameterTable::add_lm_head(const ModelConfig& config) {
   close_bucket(static_cast<std::size_t>(config.width), config.layers);
 }
 
-/// Those of the last layers first, as the backward pass completes their gradients.
+/// Tables of the last layers come first, as the backward pass completes their gradients in this order.
 void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   const bool gated = config.value_path == ValuePath::gated_embeddings;
   for (int j = value_tables(config) - 1; j >= 0; --j) {
@@ -332,7 +332,7 @@ NANORUN_INSTANTIATE(class TensorViews);
 NANORUN_INSTANTIATE(struct Parameters);
 template void initialise(kernels::Stream, std::span<float>, const OwnedRows&, std::int64_t);
 #if NANORUN_CUDA
-template class TensorViews<float>;  // of the gradients
+template class TensorViews<float>;  // views of gradients
 #else
 template void initialise(kernels::Stream, std::span<double>, const OwnedRows&, std::int64_t);
 #endif

@@ -20,10 +20,10 @@
 namespace nanorun {
 
 enum class Init { zero, constant, normal, uniform, sign };
-/// What a tensor is to the model. The optimizer takes its update rule and its default learning rate from that
+/// The role of a tensor in the model. It decides the update rule and the default learning rate
 /// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained.
 enum class Group { matrix, embedding, lm_head, net, scalar, skip, fixed };
-/// Whether each position of a sequence reads one row of a table, and which: that of its token or of its bigram.
+/// Whether each position of a sequence reads one row of a table, and by what: its token or its bigram.
 enum class Lookup { none, token, bigram };
 
 /// "block.<layer>.<tensor>".
@@ -32,22 +32,23 @@ std::string block_name(int layer, const char* tensor);
 struct Parameter {
   std::string name;
   int matrices = 1;  ///< matrices stacked along the rows, such as those of Q, K and V
-  int rows = 1;      ///< of one matrix
+  int rows = 1;      ///< rows of one matrix
   int cols = 1;
   Group group = Group::scalar;
   Init init = Init::zero;
   double bound = 0;           ///< Init::uniform: values in [-bound, bound); Init::normal: the standard deviation
-  std::vector<double> start;  ///< of Init::constant, one per element
-  std::size_t offset = 0;     ///< of the first element, counted over all parameters
+  std::vector<double> start;  ///< Init::constant: values, one per element
+  std::size_t offset = 0;     ///< index of the first element, counted over all parameters
   std::string like{};         ///< name of the parameter whose initial values it shares; empty: none
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
-  /// Columns of the tensor as ranks share and checkpoints store it: learned scalars are shared one by one.
+  /// Columns of the tensor as ranks share it and checkpoints store it: 1 for learned scalars, which are shared one by
+  /// one.
   int shared_cols() const { return group == Group::scalar || group == Group::skip ? 1 : cols; }
 };
 
-/// Consecutive tensors of one group that are reduced, updated and gathered together. Each rank owns whole units: of
-/// Group::matrix matrices, of tables rows, of learned scalars elements.
+/// Consecutive tensors of one group that are reduced, updated and gathered together. Each rank owns whole units. A unit
+/// is a matrix in Group::matrix, a row in a table, an element among learned scalars.
 struct Bucket {
   Group group = Group::scalar;
   /// The lowest layer that uses the tensors: config.layers for the head, 0 for the first block, -1 for the embedding.
@@ -58,8 +59,8 @@ struct Bucket {
   std::size_t unit_size = 0;
   int rows = 0;  ///< shape of one matrix (Group::matrix)
   int cols = 0;
-  Lookup lookup = Lookup::none;     ///< of Group::embedding; a unit is a row then
-  std::size_t matrices_before = 0;  ///< of this shape or its transpose, in earlier buckets
+  Lookup lookup = Lookup::none;     ///< Group::embedding: which rows are read; a unit is a row then
+  std::size_t matrices_before = 0;  ///< matrices of this shape or its transpose in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool fixed() const { return group == Group::fixed; }
@@ -67,13 +68,13 @@ struct Bucket {
   /// Whether backward passes add to the gradients, which may then be sums over several steps. The first sequence of
   /// each step overwrites those of matrices.
   bool accumulates() const { return group != Group::matrix && group != Group::fixed; }
-  /// Parts of the ranks, relative to `offset`. Unit counts differ by at most one, also those of matrices of one shape
-  /// or its transpose over all buckets.
+  /// Parts of the ranks, in elements relative to `offset`. The ranks' numbers of units differ by at most one; so do
+  /// their numbers of matrices of one shape or its transpose, summed over all buckets.
   Bounds bounds(int ranks) const;
 };
 
-/// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 where layer
-/// `first` is in the buckets of a layer before it.
+/// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 if those of
+/// layer `first` travel with a layer before it.
 int layers_from(const ModelConfig& config, int first);
 
 /// Whether two buckets hold matrices of one shape or its transpose.
@@ -89,7 +90,7 @@ struct OwnedRows {
   std::uint64_t cols = 0;
   std::uint64_t first_row = 0;
   std::uint64_t row_count = 0;
-  std::size_t offset = 0;  ///< of the first owned element, counted over all parameters
+  std::size_t offset = 0;  ///< index of the first owned element, counted over all parameters
 
   std::size_t size() const { return row_count * cols; }
 };
@@ -111,7 +112,8 @@ class ParameterTable {
   std::size_t gradient_at(std::size_t offset) const { return offset < tensor_size_ ? offset : offset - fixed_size_; }
   /// Throws Error(internal) where no parameter has the name.
   const Parameter& find(const std::string& name) const;
-  /// What a rank owns of each tensor of a bucket, in their order; row_count is 0 where it owns nothing.
+  /// The rows that a rank owns of each tensor of a bucket, in the order of the tensors; row_count is 0 where it owns
+  /// none.
   std::vector<OwnedRows> owned(const Bucket& bucket, int rank, int ranks) const;
 
  private:
@@ -155,7 +157,7 @@ class Weights {
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }
 
-  /// To be called by whoever writes the weights other than by a step of the optimizer.
+  /// Called after weights were written by anything but a step of the optimizer.
   void note_replaced() const { ++replaced_; }
   /// Number of these calls.
   long replaced() const { return replaced_; }
@@ -198,9 +200,9 @@ struct Parameters {
   kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const { return gradients.tensor(name); }
   kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
   kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }
-  /// Element i of a tensor of learned scalars, as a factor of a term of a mix.
+  /// Element i of a tensor of learned scalars as a factor in a mix.
   ops::LearnedScalar<T> factor(const std::string& name, int i = 0) const;
-  /// The sigmoid of a learned scalar, likewise.
+  /// The sigmoid of element i of a tensor of learned scalars as a factor in a mix.
   ops::LearnedScalar<T> sigmoid_factor(const std::string& name) const;
 };
 

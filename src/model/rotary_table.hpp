@@ -22,7 +22,7 @@ class RotaryTable {
   Real attention_scale() const { return attention_scale_; }
   /// For a sequence of `length` tokens, in layers whose heads attend one by one.
   ops::Rotary<T> rotary(int length) const;
-  /// The same in layers whose heads attend in pairs. Empty without model.paired_layers.
+  /// Angles of layers whose heads attend in pairs. Empty without model.paired_layers.
   ops::Rotary<T> paired_rotary(int length) const;
 
   /// Size of the table.

@@ -135,7 +135,7 @@ MixTerms<T> StreamMixes<T>::values(const Activations<T>& a, int layer, Mat<T> va
 template <class T>
 MixTerms<T> StreamMixes<T>::last(const Activations<T>& a) const {
   MixTerms<T> terms;
-  if (!model_.mudd) return terms;
+  if (!a.plan.back().enters_last_mix) return terms;
   terms.add(a.layer_input(model_.layers), a.d_x);
   add_layer_input(terms, a, 0, "mudd.last.first").overwrites = true;
   add_layer_input(terms, a, late_input(), "mudd.last.late").overwrites = true;
@@ -218,8 +218,12 @@ void StreamMixes<T>::add_injection(MixTerms<T>& terms, const Activations<T>& a, 
 template <class T>
 ops::MixCoefficient<T> StreamMixes<T>::injection(const Activations<T>& a, int layer, Injected injected) const {
   const std::string column = fmt::format("injection.{}.{}", layer, injected == Injected::x0 ? "x0" : "bigram");
-  if (coefficients_.has(column)) return {true, {}, coefficients_.factor(a.coefficients, column)};
-  return {true, parameters_.factor(block_name(layer, "injection"), static_cast<int>(injected)), {}};
+  if (coefficients_.has(column)) {
+    return {.present = true, .scalar = {}, .per_token = coefficients_.factor(a.coefficients, column)};
+  }
+  return {.present = true,
+          .scalar = parameters_.factor(block_name(layer, "injection"), static_cast<int>(injected)),
+          .per_token = {}};
 }
 
 template <class T>

@@ -13,8 +13,8 @@
 //   after attention: x = r0 x + p0 l1 attention + g x0 + g bigram
 //   after the MLP:   x = r1 x + p1 mlp
 // The last layer under MUDD; x_first the input of layer 0, x_late the stream that late layers attend from, x_input the
-// layer's input, rows those of the first table of value embeddings. Each coefficient is the column mudd.MIX.STREAM of
-// its nets (net_plan.cpp), of which STREAM is written here:
+// layer's input, rows the looked-up rows of the first table of value embeddings. Each coefficient is the column
+// mudd.MIX.STREAM of its nets (net_plan.cpp), of which STREAM is written here:
 //   values:          v = v + f (first x_first + late x_late + input x_input), f = model.mudd_value_scale;
 //                    the two columns mudd.value_gates gate the halves of the heads of its value embedding
 //   before:          x = x + input x + first x_first + late x_late

@@ -7,9 +7,9 @@
 namespace nanorun {
 
 bool has_attention(const ModelConfig& config, int layer);
-/// The last layer with model.mudd: columns of a coefficient net say how much of which stream it mixes.
+/// Whether the layer is the last one of a model with model.mudd: it mixes streams by columns of a coefficient net.
 bool is_mudd_layer(const ModelConfig& config, int layer);
-/// The mix behind the layer's attention also adds x0 and the bigram embeddings, each times a factor of its own.
+/// Whether the mix behind the layer's attention also adds x0 and the bigram embeddings, each times a factor of its own.
 bool has_injections(const ModelConfig& config, int layer);
 
 /// Number of tables of value embeddings.
@@ -17,7 +17,7 @@ int value_tables(const ModelConfig& config);
 /// Index of the table of value embeddings that the layer's values take up; -1: none.
 int value_table_of(const ModelConfig& config, int layer);
 
-/// Columns of the bigram table. Its rows are added to as many columns of the stream, the first ones.
+/// Columns of the bigram table. Its rows are added to the first columns of the stream.
 int bigram_columns(const ModelConfig& config);
 
 /// Whether a token reads the token before it even where that one ends another document: by smear, bigrams or offset

@@ -13,7 +13,7 @@ using kernels::Stream;
 
 template <class T>
 void ZeroBranches<T>::mark(Stream stream, Activations<T>& a) {
-  // Where ops work on host memory a look costs nothing.
+  // If ops work on host memory, looking costs nothing.
   if (ops::on_host || any_ || seen_ != weights_.replaced()) look(stream, a.plan);
   for (const BlockPlan& plan : a.plan) {
     a.block[plan.layer].recomputes_attention_out = zeros_[plan.layer].attention;

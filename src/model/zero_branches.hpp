@@ -1,10 +1,10 @@
 #pragma once
 // Branches (what attention or the MLP adds to a stream) that are exactly zero, or have a factor of exactly zero.
 //
-// Of an implied branch (BlockPlan::attention_is_implied, mlp_is_implied) the backward pass knows the branch only as the
-// rest that the sum leaves beside its other terms. If the branch is zero, that rest is rounding, which would become the
-// gradient of its factor; if the factor is zero, nothing of the branch is in the sum. The backward pass then forms the
-// branch anew for its mix to read, until an update has changed that.
+// The forward pass does not store an implied branch (BlockPlan::attention_is_implied, mlp_is_implied): the backward
+// pass recovers it as the sum minus the sum's other terms. If the branch is zero, the difference is rounding error,
+// which would become the gradient of the branch's factor. If the factor is zero, the sum holds nothing of the branch.
+// In both cases the backward pass computes the branch anew for its mix to read, until an update has changed that.
 
 #include "kernels/ops.hpp"
 #include "src/model/activations.hpp"

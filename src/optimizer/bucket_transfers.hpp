@@ -16,14 +16,14 @@ namespace nanorun {
 template <class T>
 class BucketTransfers {
  public:
-  /// For so many buckets. `compute`: the stream of ops. The communicator and `rows` outlive it.
+  /// For `buckets` buckets. `compute`: the stream of ops. The communicator and `rows` must outlive this object.
   BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows, kernels::Stream compute);
   ~BucketTransfers();
   BucketTransfers(const BucketTransfers&) = delete;
   BucketTransfers& operator=(const BucketTransfers&) = delete;
 
-  /// Starts to sum a bucket's gradients, as ops enqueued so far leave them, into their owners' parts. Of a lookup table
-  /// only the rows travel that the step has read, where these are known.
+  /// Starts to sum a bucket's gradients, as ops enqueued so far leave them, into their owners' parts. If the rows of a
+  /// lookup table that the step has read are known, only these rows travel.
   void reduce_scatter(Trace& trace, const OwnedBucket<T>& owned);
   /// Ops enqueued from now on wait for the sums.
   void await_gradients(Trace& trace, const OwnedBucket<T>& owned);
@@ -47,7 +47,7 @@ class BucketTransfers {
   TensorComm& comm_;
   const TouchedRows& rows_;
   kernels::Stream compute_;
-  ops::Event handed_over_ = ops::create_event();  ///< by the ops' stream to the collectives'
+  ops::Event handed_over_ = ops::create_event();  ///< marks what the compute stream hands to the stream of collectives
   std::vector<Events> events_;                    ///< by OwnedBucket::index
 };
 

@@ -26,10 +26,10 @@ class DeferredRows {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Whether updates of a bucket's rows are deferred: those of a lookup table on one rank that nothing but lookups
-  /// reads or gives gradients. Several ranks gather all new rows of a table after every update.
+  /// Whether updates of a bucket's rows are deferred: with one rank, for lookup tables that only lookups read and give
+  /// gradients. Several ranks gather all new rows of a table after every update.
   static bool serves(const Config& config, const ParameterTable& table, const Bucket& bucket, int ranks);
-  /// Bytes of device memory that it takes beside the tables.
+  /// Bytes of device memory that this class takes beside the tables.
   static std::size_t bytes(const Config& config, const ParameterTable& table, int ranks);
 
   /// The config outlives it. Ops run on the stream.
@@ -44,7 +44,7 @@ class DeferredRows {
   void restart();
   /// Brings the rows that a sequence of `step` reads up to date.
   void read(const DeviceSequence& sequence, long step);
-  /// The update at the end of `step`, of the rows read since the update before; of all rows if read() has not been
+  /// Updates a table at the end of `step`: the rows read since the last update, or all rows if read() has not been
   /// called since then. Adds to squares [2] as ops::adam_update does.
   void update(const Bucket& bucket, long step, double* squares);
   void end_update(long step);
@@ -63,7 +63,7 @@ class DeferredRows {
   struct Table {
     const OwnedBucket<T>* owned;
     std::size_t group;
-    TensorArena<kernels::AdamRates<Master>> rates;  ///< of each update of the run
+    TensorArena<kernels::AdamRates<Master>> rates;  ///< rates of each update of the run
 
     int rows() const { return static_cast<int>(owned->bucket.units); }
     int cols() const { return static_cast<int>(owned->bucket.unit_size); }
@@ -78,8 +78,8 @@ class DeferredRows {
   kernels::Stream stream_;
   std::vector<LookupGroup> groups_;
   std::vector<Table> tables_;
-  int updates_ = 0;           ///< made so far
-  bool restarted_ = true;     ///< and not told yet how many updates have been made
+  int updates_ = 0;           ///< updates made so far
+  bool restarted_ = true;     ///< the state is new or restored, and updates_ is not set yet
   bool reads_known_ = false;  ///< whether read() was called since the last update
 };
 

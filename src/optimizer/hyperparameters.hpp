@@ -31,13 +31,13 @@ struct Hyperparameters {
   double lr = 0;
   double beta1 = 0, beta2 = 0;  ///< Adam's
   double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay, in units of muon_lr
-  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< of what Adam keeps; fp32 with Muon
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< formats of Adam's state; fp32 with Muon
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
   bool operator==(const Hyperparameters&) const = default;
 };
 
-/// Those of the first [[group]] with a pattern that matches the tensor's name, else those of [optimizer]. A tied
-/// embedding has the formats of its head.
+/// Hyperparameters of one tensor: from the first [[group]] with a pattern that matches its name, else from [optimizer].
+/// A tied embedding has the formats of its head.
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is

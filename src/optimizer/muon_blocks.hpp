@@ -22,10 +22,11 @@ struct MuonBlocks {
 /// The blocks of the matrices that a rank owns, in the order of their elements.
 std::vector<MuonBlocks> blocks_of(const Config& config, const std::vector<OwnedRows>& tensors);
 
-/// Rows per block of one of a tensor's matrices: all, or of W_q and W_k those of optimizer.muon_block_heads heads.
+/// Rows per block of matrix number `matrix` of a tensor: all its rows, or for W_q and W_k the rows of
+/// optimizer.muon_block_heads heads.
 int muon_block_rows(const Config& config, const Parameter& parameter, int matrix);
 
-/// NorMuon's second moment of a tensor, one row per block: the rows of it that belong to the owned rows of the tensor.
+/// NorMuon's second moment of a tensor has one row per block. Returns its rows for the owned rows of the tensor.
 OwnedRows second_moment_rows(const Config& config, const OwnedRows& rows);
 
 }  // namespace nanorun

@@ -63,7 +63,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       transfers_(buckets_.size(), comm, rows, stream),
       tied_head_(config, table, buckets_),
       slabs_(buckets_, stream),
-      period_(common_period(table.buckets(), [this](Group group) { return rules_.of(group).period(); })) {
+      period_(common_period(config, table)) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   for (const Owned& owned : buckets_) owned.rule->adopt(table, owned, comm.size());
@@ -148,8 +148,8 @@ void Optimizer<T>::initialise(std::int64_t seed) {
   refresh_weights();
 }
 
-/// Initial values are formed as Master. Where no master has that type, gradients serve as scratch memory, as no step
-/// has begun; fixed tensors have none and get some for the moment.
+/// Initial values are formed in the type Master. If no master has this type, the gradients serve as scratch memory,
+/// since no step has begun. Fixed tensors have no gradients and get scratch memory for the moment.
 template <class T>
 void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
   const bool needs_scratch = owned.bucket.fixed() && owned.master.wide.empty();
@@ -187,28 +187,32 @@ bool Optimizer<T>::keeps_gradients(long step) const {
 
 template <class T>
 void Optimizer<T>::begin_step(long step) {
-  const bool keeps = keeps_gradients(step), begins = !holds_gradients_ && !gradients_wait_;
+  const bool begins = !holds_gradients_ && !gradients_wait_;
   rows_.upload(comm_.stream());
   for (const Owned& owned : buckets_) {
-    if (begins || leaves_others(owned.bucket, keeps)) clear_gradients(owned, begins);
+    if (begins) {
+      clear_gradients(owned, Parts::all);
+    } else if (leaves_others(owned.bucket, step)) {
+      clear_gradients(owned, Parts::of_other_ranks);
+    }
   }
   holds_gradients_ = true;
 }
 
 /// Whether gradients that their owners have received still stand in this rank's memory, where new ones are added.
 template <class T>
-bool Optimizer<T>::leaves_others(const Bucket& bucket, bool keeps) const {
+bool Optimizer<T>::leaves_others(const Bucket& bucket, long step) const {
   if (!bucket.accumulates() || comm_.size() == 1) return false;
   if (rows_.known(bucket)) return !holds_gradients_;
-  return keeps || (clears_gradients() && bucket.group != Group::lm_head);
+  return keeps_gradients(step) || (clears_gradients() && bucket.group != Group::lm_head);
 }
 
 template <class T>
-void Optimizer<T>::clear_gradients(const Owned& owned, bool own_too) {
+void Optimizer<T>::clear_gradients(const Owned& owned, Parts parts) {
   if (!owned.bucket.accumulates()) return;
   const int rank = comm_.rank();
   ops::fill<Master>(stream_, owned.all_gradients.first(owned.bounds[rank]), 0);
-  if (own_too) ops::fill<Master>(stream_, owned.gradients, 0);
+  if (parts == Parts::all) ops::fill<Master>(stream_, owned.gradients, 0);
   ops::fill<Master>(stream_, owned.all_gradients.subspan(owned.bounds[rank + 1]), 0);
 }
 

@@ -47,6 +47,8 @@ class Optimizer {
   /// weights and gradients undefined and state zero.
   void warm_up(Trace& trace);
 
+  /// Steps per update of tables and learned scalars.
+  int period() const { return period_; }
   /// Whether the gradients of tables and learned scalars hold sums of earlier steps, to which `step` is to add its own.
   bool keeps_gradients(long step) const;
   /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
@@ -74,11 +76,10 @@ class Optimizer {
   /// Ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
 
-  /// Two sums since the last collect(): squares of this rank's part of the gradients, and squares of the updated
-  /// weights.
+  /// Sums of squares since the last collect(): of this rank's part of the gradients, and of the updated weights.
   RunningSum& squares() { return squares_; }
-  /// The collected sum of gradients, which are those of the mean loss over all sequences of a step. Ranks own distinct
-  /// parts: the sum over the ranks is the square of the gradient's norm.
+  /// The collected sum of squares of this rank's part of the gradients of the step's mean loss over all sequences.
+  /// Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
   /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
   /// largest Master: a norm would be infinite, and what is divided by it zero, without a trace in the loss. Rows with
@@ -89,14 +90,14 @@ class Optimizer {
   /// rule of the tensor keeps /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>,
   /// /adam/gradient/<name>. bf16 values are widened, which is exact. Waits for the device.
   std::vector<Slab<Master>> slabs();
-  /// The same slabs with undefined values, to be filled and then taken over by restore().
+  /// slabs() with undefined values, to be filled and then taken over by restore().
   std::vector<Slab<Master>> slabs_to_fill() { return slabs_.slabs(); }
   /// Collective. Takes over the values of the slabs, rounded where they are kept in bf16, and gives every rank all
   /// weights. `gradients_wait`: the gradients among them count in the next update, at whatever step it comes; otherwise
   /// they are dropped.
   void restore(bool gradients_wait = false);
 
-  /// Bytes of device memory that the optimizer takes, with so much idle memory, on the rank that needs most.
+  /// Bytes of device memory that the optimizer takes on the rank that needs most, with `idle` bytes of idle memory.
   static std::size_t state_bytes(const Config& config, const ParameterTable& table, int ranks, std::size_t idle);
 
  private:
@@ -107,8 +108,9 @@ class Optimizer {
   std::vector<std::vector<const Owned*>> shape_batches() const;
   void clear_state();
   void initialise(const Owned& owned, std::int64_t seed);
-  bool leaves_others(const Bucket& bucket, bool keeps) const;
-  void clear_gradients(const Owned& owned, bool own_too);
+  bool leaves_others(const Bucket& bucket, long step) const;
+  enum class Parts { all, of_other_ranks };
+  void clear_gradients(const Owned& owned, Parts parts);
   void update_tables(Trace& trace, int lowest_layer, long step);
   bool tied_at(long step) const;
   void take_tied_gradients(Trace& trace);
@@ -124,14 +126,14 @@ class Optimizer {
   kernels::Stream stream_;
   UpdateRules<T> rules_;
   Arena state_, own_scratch_;
-  kernels::Workspace scratch_;  ///< of the rules
-  RunningSum squares_;          ///< of gradients, and of weights
+  kernels::Workspace scratch_;  ///< scratch of the rules
+  RunningSum squares_;          ///< squared norms of gradients and of weights
   std::vector<Owned> buckets_;  ///< in the order in which the backward pass completes them; never changes
-  std::vector<std::vector<const Owned*>> batches_;  ///< of a rule that batches shapes, in the order of their updates
+  std::vector<std::vector<const Owned*>> batches_;  ///< per rule that batches shapes, in the order of updates
   BucketTransfers<T> transfers_;
   TiedHead<T> tied_head_;
   OptimizerSlabs<T> slabs_;
-  int period_;                    ///< steps per update of tables and learned scalars
+  int period_;
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero
   bool gradients_wait_ = false;   ///< gradients of restore() wait for the next update
 };

@@ -29,7 +29,7 @@ class OptimizerSlabs {
   void upload();
 
  private:
-  /// What checkpoints hold of all tensors of a bucket under one prefix.
+  /// The tensors that checkpoints hold for a bucket under one prefix.
   struct Stored {
     std::vector<StateTensor> tensors;  ///< one after another in the elements
     HostStateSpan<T> elements;

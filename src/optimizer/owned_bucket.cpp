@@ -24,7 +24,7 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
                             const std::vector<OwnedRows>& tensors, const UpdateRule<T>& rule) {
   if (bucket.fixed()) return;
   std::size_t elements = 0;
-  std::vector<std::size_t> sizes;  // of each state tensor
+  std::vector<std::size_t> sizes;  // elements of each state tensor
   for (const OwnedRows& rows : tensors) {
     elements += rows.size();
     const std::vector<StateTensor> kept = rule.state(rows);

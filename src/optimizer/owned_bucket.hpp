@@ -45,7 +45,7 @@ struct OwnedBucket {
 
   // The whole bucket, one span for each kind of memory; empty where it has none of it.
   std::span<Master> all_gradients;
-  std::span<T> all_weights;       ///< that GEMMs and lookups read
+  std::span<T> all_weights;       ///< what GEMMs and lookups read
   std::span<Master> all_scalars;  ///< learned scalars
 
   // The owned part. Learned scalars are their own masters; so are weights where T is Master, or where the deck asks for

@@ -30,7 +30,7 @@ class MuonRule final : public UpdateRule<T> {
 
   const Config& config_;
   std::map<std::size_t, std::vector<MuonBlocks>> blocks_;  ///< by OwnedBucket::index
-  std::vector<kernels::MuonBatch<T>> batches_, shape_;     ///< of an update, kept for their memory
+  std::vector<kernels::MuonBatch<T>> batches_, shape_;     ///< matrices of an update, kept to reuse their memory
 };
 
 }  // namespace nanorun

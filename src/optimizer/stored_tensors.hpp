@@ -9,8 +9,8 @@
 
 namespace nanorun {
 
-/// What a checkpoint holds of these rows of a parameter, in the order weights, state, and gradients of a rule with
-/// UpdateRule::gradient_prefix().
+/// The tensors that a checkpoint holds for these rows of a parameter: weights, then state, then the gradients of a rule
+/// with UpdateRule::gradient_prefix().
 template <class T>
 std::vector<StateTensor> stored_tensors(const UpdateRule<T>& rule, const OwnedRows& rows) {
   std::vector<StateTensor> tensors{{"/weights/", rows}};

@@ -1,7 +1,7 @@
 #pragma once
-// model.tied_head: LM head and embedding are one parameter up to the update at step train.untie_step. Both have memory
-// of their own all along, with the same rows, of which each rank owns the same. While they are tied the head is updated
-// with the gradients of both, and the embedding becomes a copy of it.
+// model.tied_head: LM head and embedding are one parameter up to the update at step train.untie_step. Each always has
+// its own memory, with the same shape, and a rank owns the same rows of both. While they are tied, the head is updated
+// with the gradients of both, and the embedding becomes a copy of the head.
 
 #include <vector>
 
@@ -19,7 +19,7 @@ class TiedHead {
   /// All outlive it.
   TiedHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets);
 
-  /// Whether the update at the end of a step is one of both.
+  /// Whether the update at the end of a step is a tied one.
   bool tied(long step) const;
   const OwnedBucket<T>& head() const { return *head_; }
   const OwnedBucket<T>& embedding() const { return *embedding_; }

@@ -1,6 +1,6 @@
 #pragma once
-// Rows of the lookup tables that have gradients in a step, which are those that its sequences read. The ranks tell each
-// other while their devices work on the step before. Then only these rows of the gradients travel.
+// The rows of lookup tables that have gradients in a step: those that its sequences read. The ranks tell each other
+// while their devices work on the step before, so that only these rows travel.
 
 #include <cstdint>
 #include <span>
@@ -16,7 +16,7 @@ namespace nanorun {
 
 class TouchedRows {
  public:
-  /// `tokens`: of a step on this rank, at most.
+  /// `tokens`: most tokens of a step on this rank.
   TouchedRows(const ModelConfig& model, const ParameterTable& table, int rank, int ranks, std::size_t tokens);
 
   /// Notes this rank's sequences of the next step: rows of `length` tokens and a last target.
@@ -38,9 +38,9 @@ class TouchedRows {
   /// Tables with same_lookup(). The ranks share them in the same parts.
   struct LookupGroup {
     Bucket table;                          ///< one of them
-    std::vector<std::size_t> first_row{};  ///< of each rank's part; then the number of rows
+    std::vector<std::size_t> first_row{};  ///< first row of each rank's part; then the number of rows
     std::vector<bool> seen{};              ///< by row
-    std::vector<std::int32_t> rows{};      ///< that this rank reads in the next step
+    std::vector<std::int32_t> rows{};      ///< rows that this rank reads in the next step
     RowExchange exchange{};
   };
   void note(LookupGroup& group, std::span<const std::int32_t> rows);

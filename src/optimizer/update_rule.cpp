@@ -10,7 +10,7 @@ namespace nanorun {
 
 namespace {
 
-/// For tensors that are not trained.
+/// The rule of tensors that are not trained: it keeps no state and updates nothing.
 template <class T>
 class FixedRule final : public UpdateRule<T> {
  public:
@@ -57,6 +57,11 @@ int common_period(const std::vector<Bucket>& buckets, const std::function<int(Gr
     common = period;
   }
   return common.value_or(1);
+}
+
+int common_period(const Config& config, const ParameterTable& table) {
+  const UpdateRules<Real> rules(config);
+  return common_period(table.buckets(), [&](Group group) { return rules.of(group).period(); });
 }
 
 template <class T>

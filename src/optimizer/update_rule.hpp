@@ -29,15 +29,15 @@ struct OwnedBucket;
 
 /// A tensor that a rule keeps for a parameter, such as a moment: this rank's rows of it.
 struct StateTensor {
-  std::string prefix;  ///< of its name in checkpoints, which ends with the parameter's: "/adam/m/"
-  OwnedRows rows;      ///< of the shape of the state, which may differ from the parameter's
+  std::string prefix;  ///< first part of its name in checkpoints, such as "/adam/m/"; the parameter's name follows
+  OwnedRows rows;      ///< the owned part of the state, whose shape may differ from the parameter's
 };
 
 /// What an update works with beside the buckets.
 struct UpdateContext {
   Trace& trace;
   kernels::Stream stream;
-  kernels::Workspace scratch;  ///< of scratch_bytes() or more
+  kernels::Workspace scratch;  ///< scratch_bytes() or more
   double* squares;             ///< [2] on the device: updates add the sums of g² and of the new w², see adam_update
 };
 
@@ -95,6 +95,8 @@ std::vector<std::string> state_prefixes();
 /// their rules have different periods, or where the rule of matrices, whose gradients hold one step, has one above 1.
 /// `period_of`: of the rule of a group.
 int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of);
+/// Of the rules that the deck chooses.
+int common_period(const Config& config, const ParameterTable& table);
 
 /// One object of each rule.
 template <class T>

@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of a run tell each other in every step. MPI promises no order of sums. Numbers that must be summed in
-// the order of the ranks travel side by side, one from each rank.
+// What the ranks of a run tell each other in every step. MPI promises no order of sums. So numbers that must be summed
+// in the order of the ranks travel side by side, one slot for each rank.
 
 #include <functional>
 #include <span>
@@ -10,21 +10,21 @@
 
 namespace nanorun {
 
-/// What should keep a run from its next step.
+/// A rank's reasons not to make the next step.
 struct Requests {
   bool unread = false;  ///< the next step's tokens could not be read
   StopReason stop = StopReason::none;
 };
 
-/// Collective. Combines the requests of all ranks; of several reasons to stop the largest one counts. In the same
-/// message sums `others` over the ranks, in place.
+/// Collective. Combines the requests of all ranks; of several reasons to stop the largest one counts. The same message
+/// sums the numbers in `others` over the ranks, in place.
 Requests agree(Comm& comm, const Requests& own, std::span<double> others);
 
-/// Runs `work`, which reads files that all ranks must see alike. An Error of this rank alone, if there are several
-/// ranks, gets the rank and its node at the front of its message.
+/// Runs `work`, which reads files that all ranks must see alike. Where it throws an Error of this rank alone and there
+/// are several ranks, rethrows it with the rank and its node at the front of the message.
 void by_name(const Comm& comm, const std::function<void()>& work);
 
-/// What a step has computed on a rank.
+/// Results of a step on one rank.
 struct StepResults {
   double loss = 0;          ///< mean over the rank's tokens
   double squares = 0;       ///< sum of squares of the rank's part of the gradients

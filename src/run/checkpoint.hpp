@@ -17,22 +17,22 @@
 
 namespace nanorun {
 
-/// ParameterTable::layout() hashed into 16 hexadecimal digits.
+/// A hash of ParameterTable::layout(), 16 hexadecimal digits: models with the same tensors have the same.
 std::string model_fingerprint(const std::string& layout);
 
 class Checkpoints {
  public:
-  /// `directory` is created when something is written. `deck`: the resolved deck as TOML. `model`: the fingerprint of
-  /// its model.
+  /// `directory` is created when something is written. `deck`: the resolved deck as TOML. `model`: model_fingerprint()
+  /// of the deck's model.
   Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck, std::string model);
 
-  /// Sets shard_record() and tokenizer of the training shards, which go into the files.
+  /// Sets what the files say of the training shards: shard_record() and the tokenizer.
   void set_shards(std::string record, TokenizerRecord tokenizer = {}) {
     header_.shards = std::move(record);
     header_.tokenizer = std::move(tokenizer);
   }
 
-  /// Sets the provenance of rank 0, at most 60,000 bytes, which goes into the files.
+  /// Sets the provenance that the files hold: provenance_json() of rank 0, at most max_provenance_attribute bytes.
   void set_provenance(std::string provenance) { header_.provenance = std::move(provenance); }
 
   /// Further checkpoints go to another directory.
@@ -40,45 +40,61 @@ class Checkpoints {
 
   /// Collective. Writes checkpoint_<step>.h5 and returns its path. Then removes older checkpoints except those that
   /// checkpoint.keep and checkpoint.milestone_every keep. Throws Error(checkpoint) on all ranks alike; the earlier
-  /// checkpoints then stay untouched.
+  /// checkpoints are then untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);
 
-  /// For rank 0. Whether the directory that save() wrote to was moved or removed since.
+  /// For rank 0. Whether the directory that save() wrote to has been moved or removed.
   bool moved() const;
 
-  /// Collective. Finds out before training whether save() can write: writes a small file in the same directory by the
-  /// same code, reads it back and removes it, and compares the space that the checkpoints of steps `first` to `steps`
-  /// need with what is free. Throws Error(checkpoint) on all ranks alike.
-  void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
+  /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
+  /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
+  /// checkpoint.restart = "auto" would go on. Changes nothing.
+  void require_place() const;
 
-  /// Collective. An estimate of the seconds that save() takes here, from a trial: writes a file of these tensors, or of
-  /// the first rows of each if all have more than `enough` bytes, as save() does, and removes it. `enough` bytes
+  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
+  /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
+  /// that the run needs. `here`: the run writes all of them into this directory; otherwise only its trial. Changes
+  /// nothing.
+  void require_free_names(long first, long steps, bool here) const;
+
+  /// For one rank. Compares the space that the checkpoints of steps after `first`, up to `steps`, need with what is
+  /// free, and one file with the limit of this process. Throws Error(checkpoint); with checkpoint.on_failure = "warn"
+  /// warns of space.
+  void require_space(long first, long steps, const std::vector<Slab<float>>& slabs) const;
+
+  /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
+  /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
+  /// Throws Error(checkpoint) on all ranks alike.
+  void probe(long first, long steps, bool here, const std::vector<Slab<float>>& slabs);
+
+  /// Collective. Estimates the seconds that save() takes here, from a trial: writes a file as save() does, and removes
+  /// it. The file holds these tensors; if they have more than `enough` bytes, the first rows of each. `enough` bytes
   /// suffice to show the rate of a disk. Throws Error(checkpoint) on all ranks alike.
   double foretell_seconds(const std::vector<Slab<float>>& slabs, std::uint64_t enough = 64 << 20);
 
-  /// Collective. Fills the slabs from the checkpoint that checkpoint.restart names: with "none" from nothing; with a
-  /// path from that file; with "auto" from the newest sound file in the directory, or from nothing if it has no files.
-  /// Damaged files are warned of and passed over. Changes nothing on disk. Throws Error(checkpoint) on all ranks alike
-  /// if no file is sound, if a file cannot be read for another reason than damage, or if it is of another model or
-  /// holds other optimizer state than the deck asks for; the slabs then hold anything.
+  /// Collective. Fills the slabs from the checkpoint that checkpoint.restart names, and returns its progress. A path
+  /// names that file. "auto" means the newest sound file in the directory; damaged files are warned of and passed over.
+  /// Returns nothing with "none", or with "auto" where the directory has no files. Changes nothing on disk. Throws
+  /// Error(checkpoint) on all ranks alike if no file is sound, if a file cannot be read for another reason than damage,
+  /// or if it is of another model or holds other optimizer state than the deck asks for. The slabs are then undefined.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
   /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
-  /// directory. The slabs need no memory.
+  /// directory and trusts require_place(). The slabs need no memory.
   std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
 
-  /// The checkpoint that restore() or plan_restore() has found, and its header; empty if there is none.
+  /// Path of the checkpoint that restore() or plan_restore() has found; empty if there is none.
   const std::string& restored_file() const { return restored_file_; }
   const CheckpointHeader& restored() const { return restored_; }
   /// For rank 0. Whether that checkpoint lies in the run's own directory, so that the run continues there.
   bool continues_here() const;
 
-  /// For rank 0. Renames the checkpoints after `step`, which belong to a continuation that is abandoned, so that
-  /// restore() does not find them any more; returns lines for the log. Throws Error(checkpoint).
+  /// For rank 0. Renames the checkpoints of later steps than `step`, so that restore() no longer finds them: they
+  /// belong to a continuation that is abandoned. Returns lines for the log. Throws Error(checkpoint).
   std::vector<std::string> set_newer_aside(long step) const;
 
-  /// Checkpoint files in the directory, in the order of their steps. Throws Error(checkpoint) where it cannot be
-  /// listed.
+  /// Paths of the checkpoint files in the directory, in the order of their steps. Throws Error(checkpoint) where it
+  /// cannot be listed.
   std::vector<std::string> list() const;
 
  private:
@@ -88,7 +104,6 @@ class Checkpoints {
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory(const std::string& next);
-  void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
 
@@ -96,8 +111,9 @@ class Checkpoints {
   const CheckpointConfig& config_;
   std::string directory_;
   CheckpointLink link_;         ///< on rank 0
-  Descriptor opened_;           ///< on rank 0: the directory that was written to last
+  Descriptor opened_;           ///< on rank 0: the directory of the last save()
   CheckpointHeader header_;     ///< what all files of this run share
+  long trial_step_ = 0;         ///< trials are written under the name of the unfinished checkpoint of this step
   std::set<std::string> kept_;  ///< files that were not removed, of which a warning has told
   std::string restored_file_;
   CheckpointHeader restored_;

@@ -41,7 +41,7 @@ std::string numbered_group(const std::string& group, const std::string& name) {
   return fmt::format("{}/{}{}-{}", group, name.substr(0, begin), first, first + numbers - 1);
 }
 
-/// Where the tensor /<group>/<parameter> lies in a file of a version.
+/// Path of the tensor /<group>/<parameter> in a file of a version.
 std::string path_in_file(const std::string& dataset, std::uint64_t version) {
   if (version < 4) return dataset;
   const std::size_t end = dataset.rfind('/');
@@ -50,8 +50,9 @@ std::string path_in_file(const std::string& dataset, std::uint64_t version) {
   return numbered.empty() ? dataset : fmt::format("{}/{}", numbered, name);
 }
 
-/// What the file stores for a tensor whose values have the checksum `sum`: from version 2 on it is bound to the
-/// tensor's name and shape and to the step, so that no tensor of the file or of another can stand in for this one.
+/// The checksum that the file stores for a tensor whose values have the checksum `sum`. From version 2 on it is bound
+/// to the tensor's name and shape and to the step, so that no other tensor of this file or of another can take its
+/// place.
 std::uint64_t bound(std::uint64_t sum, const Slab<float>& slab, const CheckpointHeader& header) {
   if (header.version < 2) return sum;
   return sum +
@@ -94,8 +95,8 @@ void write_rows(Comm& comm, const std::string& path, std::uint64_t version, cons
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Checksum of the slab's rows, which lie at `object`. They go to slab.data, or where that is empty only through
-/// `buffer`.
+/// Reads the slab's rows, which lie at `object`, and returns their checksum. They go to slab.data; if it is empty, they
+/// only pass through `buffer`.
 std::uint64_t read_rows(const h5::File& file, const std::string& object, const Slab<float>& slab,
                         std::vector<float>& buffer) {
   constexpr std::uint64_t buffer_elements = 1 << 20;
@@ -123,7 +124,7 @@ Sums memory_checksums(Comm& comm, const Slabs& slabs) {
   return sums;
 }
 
-/// The same rows without memory of their own: reading them only verifies.
+/// Slabs of the same rows without memory: reading them only verifies the file.
 Slabs without_data(Slabs slabs) {
   for (Slab<float>& slab : slabs) slab.data = {};
   return slabs;
@@ -179,7 +180,7 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
                                       tensors.size(), header.tensors));
 }
 
-/// How the file's tensors, of these names, differ from those that the run has; sets what read_checkpoint() says of it.
+/// Compares the file's tensors, which have these names, with the run's, and sets the differences in `contents`.
 void compare(CheckpointContents& contents, const h5::File& file, std::vector<std::string> names,
              const std::string& model, const Slabs& slabs) {
   const CheckpointHeader& header = contents.header;

@@ -1,6 +1,6 @@
 #pragma once
-// One checkpoint file, see docs/file_formats.md: written collectively, read back, and verified against checksums that
-// bind every tensor to its name, its shape and the step.
+// One checkpoint file (docs/file_formats.md): all ranks write it together, read it back, and verify it against
+// checksums that bind every tensor to its name, its shape and the step.
 
 #include <cstdint>
 #include <string>
@@ -15,8 +15,8 @@ namespace nanorun {
 /// An upper bound of the bytes of a checkpoint with these tensors.
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
 
-/// Collective. Writes a file of the newest version to `path`, flushes it to disk, and compares what was written with
-/// the tensors in memory. Throws Error(checkpoint) on all ranks alike and leaves no file.
+/// Collective. Writes a file of the newest version to `path`, flushes it to disk, reads it back and compares it with
+/// the tensors in memory. If that fails, leaves no file and throws Error(checkpoint) on all ranks alike.
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header,
                       const std::vector<Slab<float>>& slabs);
 
@@ -34,15 +34,15 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
 /// Collective. Reads the header alone. Throws Error(checkpoint) on all ranks alike.
 CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path);
 
-/// For one rank. Throws Error(checkpoint) where the header is not of a checkpoint of a model of this fingerprint.
+/// For one rank. Throws Error(checkpoint) unless the file is a checkpoint of a model with this fingerprint.
 void require_checkpoint_of(const std::string& path, const std::string& model);
 
-/// Collective. Reads and verifies the values of the slabs; those of a slab without memory are only verified. Throws
-/// Error(checkpoint) on all ranks alike; the slabs then hold anything.
+/// Collective. Reads the values of the slabs and verifies their checksums; values of a slab without memory are only
+/// verified. Throws Error(checkpoint) on all ranks alike; the slabs are then undefined.
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header,
                   const std::vector<Slab<float>>& slabs);
 
-/// Collective. Verifies the header and the checksums of all tensors, of each of which a rank reads a part. Throws
+/// Collective. Verifies the header and the checksums of all tensors; each rank reads a part of each tensor. Throws
 /// Error(checkpoint) on all ranks alike.
 void verify_checkpoint(Comm& comm, const std::string& path);
 

@@ -61,7 +61,7 @@ void require_free_of_runs(const std::string& directory, const std::string& targe
   if (owner.empty() || owner == own_run || same_file(owner, own_run, code)) return;
   if (same_file(owner + "/checkpoints", target, code)) throw taken(directory, target, owner);
   if (!holds_checkpoints(target, code)) return;
-  // That run may have another name now, or be mounted elsewhere.
+  // The other run may have another name now, or be mounted elsewhere.
   const std::string lock = target + lock_name;
   if (lock_state(lock, LockKind::exclusive, code) == LockState::held) throw in_use(directory, target, text);
   throw Error(code, fmt::format("{}: a link to {}, which holds checkpoints of {} by {}, but that run is not there: "

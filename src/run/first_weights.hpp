@@ -16,17 +16,17 @@ struct FirstWeights {
   std::string difference;  ///< keys of [model] that differ, though all shapes are the same; empty: none
 };
 
-/// Collective. Reads the header of config.checkpoint.weights. Throws Error(checkpoint) on all ranks alike where it is
-/// no checkpoint, or one of a model with other tensors.
+/// Collective. Reads the header of the file config.checkpoint.weights. Throws Error(checkpoint) on all ranks alike
+/// where the file is no checkpoint, or its model has other tensors.
 FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table);
 
-/// Throws Error(checkpoint, all_ranks) where head and embedding are one parameter of the run (model.tied_head) but
-/// differ in the weights: the first update would make the embedding a copy of the head. Each rank passes the same rows
-/// of both. Collective with a tied head.
+/// Collective with a tied head (model.tied_head, and train.untie_step not -1), else does nothing. Throws
+/// Error(checkpoint, all_ranks) if LM head and embedding differ: the first update would make the embedding a copy of
+/// the head. Each rank passes the same rows [rows, d] of both.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
-/// For one rank, without a run: find_first_weights(), and verifies the weights. Throws Error(checkpoint) also where
-/// they are damaged, or where require_tied() would throw.
+/// For one rank, without a run. Does what find_first_weights() does, and verifies the weights. Throws Error(checkpoint)
+/// also where they are damaged, or where require_tied() would throw.
 FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -25,7 +25,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
 template <class T>
 void Learner<T>::warm_up(Trace& trace) {
   optimizer.initialise(config.run.seed);
-  const bool several = config.train.sequences > tensor_comm.size(), keeps = config.optimizer.adam_period > 1;
+  const bool several = config.train.sequences > tensor_comm.size(), keeps = optimizer.period() > 1;
   for (int stage = 0; stage < stage_count(config); ++stage) {
     const long step = stage_steps(config, stage).first;
     std::vector<Token> row(length_at(config, step) + 1);

@@ -1,6 +1,6 @@
 #pragma once
-// What the lock files of runs say: who holds the lock, and in a directory of checkpoints, to which a link of a run
-// leads, also the run's directory. "job 17, process 4711 on node n1; checkpoints of /data/outputs/first"
+// The text of lock files: who holds the lock. In a directory of checkpoints behind a link it also names the run's
+// directory: "job 17, process 4711 on node n1; checkpoints of /data/outputs/first".
 
 #include <string>
 
@@ -11,13 +11,13 @@ namespace nanorun {
 /// This process, as lock files name it: the batch job where there is one, process and node.
 std::string own_name();
 
-/// Whether a text may be that of a lock file, also of earlier programs.
+/// Whether a text may come from a lock file, also of earlier programs.
 bool is_lock_text(const std::string& text);
 
-/// What a lock file says before the run's directory, where the locked directory has the checkpoints of a run elsewhere.
+/// Stands before the run's directory in the lock file of a directory of checkpoints behind a link.
 inline constexpr const char* checkpoints_of = "; checkpoints of ";
 
-/// The directory of the run to which the locked checkpoints belong; empty where the lock is that of a run's directory.
+/// Directory of the run to which the locked checkpoints belong; empty where the lock is the one of a run's directory.
 std::string owner_in_lock(const std::string& text);
 
 /// Whether files with the names of checkpoints lie in the directory itself.

@@ -8,14 +8,14 @@
 
 namespace nanorun {
 
-/// Writes to standard output at once. False where nobody reads it any more, as behind `| head`: that is no error, and
-/// further texts can be left out. Throws Error(output) where writing fails for another reason.
+/// Writes to standard output at once. Returns false where nobody reads it any more, as behind `| head`: this is no
+/// error, and further texts can be left out. Throws Error(output) where writing fails for another reason.
 bool write_output(const std::string& text);
 
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {
  public:
-  /// Does nothing unless `active`.
+  /// A log that is not `active` writes nothing; ranks other than 0 have one.
   explicit Log(bool active);
 
   /// Appends the lines so far, and those to come, to `file`. Throws Error(output).

@@ -11,13 +11,13 @@
 
 namespace nanorun {
 
-/// What the head of the log tells beside the deck.
+/// What the head of the log says beside the deck.
 struct LogHead {
   const Provenance& provenance;
   const ParameterTable& table;
   int ranks;
   std::string output;       ///< the run's directory
-  std::string device;       ///< name of its model
+  std::string device;       ///< model of the device
   std::string transport;    ///< TensorComm::transport()
   std::string device_note;  ///< Context::device_note()
 };

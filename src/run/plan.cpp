@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Of the weights as the ops read them.
+/// Bytes per weight as the ops read them.
 std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
 
 MemoryPlan memory_of(const Config& config, const ParameterTable& table, int ranks) {
@@ -41,9 +41,10 @@ MemoryPlan memory_of(const Config& config, const ParameterTable& table, int rank
 }
 
 std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& table) {
+  const Flops flops(config, table);
   const auto plan_at = [&](long steps, long step, long widest) {
     return StagePlan{steps, static_cast<std::uint64_t>(step_tokens(config, step)),
-                     config.train.sequences * flops_per_sequence(config, table, widest)};
+                     config.train.sequences * flops.per_sequence(widest)};
   };
   if (config.stage.empty()) return {plan_at(config.train.steps, 0, config.train.steps)};
   std::vector<StagePlan> stages;
@@ -54,19 +55,19 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-/// A rank sends its copies of all parts but its own, then its own part to all others. Of lookup tables only the rows
-/// travel that it has read, at most one for each token. Weights travel when they are updated.
+/// A rank sends its gradients of all parts but its own, then the weights of its own part to all others. From lookup
+/// tables it sends only the rows that it has read, at most one for each token. Weights travel when they are updated.
 double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
   const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
   const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
-  const UpdateRules<Real> rules(config);
+  const int period = common_period(config, table);
   double bytes = 0;
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
     const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
     const auto weight = static_cast<double>(weight_bytes(bucket.scalars()));
-    bytes += rows * unit * gradient + units * unit * weight / rules.of(bucket.group).period();
+    bytes += rows * unit * gradient + units * unit * weight / (bucket.accumulates() ? period : 1);
   }
   return bytes * (ranks - 1) / ranks;
 }

@@ -17,7 +17,7 @@ struct MemoryPlan {
   double gradients = 0;
   double optimizer = 0;  ///< state and scratch
   double activations = 0;
-  double collectives = 0;  ///< their buffers
+  double collectives = 0;  ///< buffers of collectives
   double runtime = 0;      ///< CUDA and cuBLAS, at most; 0 in the CPU build
   double total() const { return weights + gradients + optimizer + activations + collectives + runtime; }
 };
@@ -25,28 +25,28 @@ struct MemoryPlan {
 /// Consecutive steps of equal work.
 struct StagePlan {
   long steps = 0;
-  std::uint64_t tokens = 0;  ///< of a step, on all ranks together
-  double flops = 0;          ///< likewise
+  std::uint64_t tokens = 0;  ///< tokens of a step, on all ranks together
+  double flops = 0;          ///< FLOPs of a step, on all ranks together
 };
 
 struct TrainingPlan {
   int ranks = 1;
   MemoryPlan memory;
-  std::vector<StagePlan> stages;  ///< without stages in the deck a single one, with the FLOPs of the widest window
-  std::uint64_t tokens = 0;       ///< of all steps
+  std::vector<StagePlan> stages;  ///< one without stages in the deck, with the FLOPs of the widest window
+  std::uint64_t tokens = 0;       ///< tokens of all steps
   /// Bytes that a rank sends in a step, the mean over the steps of an optimizer.adam_period.
   double sent_bytes = 0;
 };
 
-/// Of a deck that check_config() has accepted for `ranks` ranks.
+/// Plan of a deck that check_config() has accepted for `ranks` ranks.
 TrainingPlan plan_of(const Config& config, const ParameterTable& table, int ranks);
 
 /// For people: a line for each figure.
 std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan);
 
 /// For programs: JSON with the figures of the plan, the resolved deck, the tensors of the model with the buckets in
-/// which they travel, and the lines of `remarks`, of which those that begin with "warning: " are warnings.
-/// docs/running.md describes its fields.
+/// which they travel, and `remarks`. Remarks that begin with "warning: " are listed as warnings. docs/running.md
+/// describes the fields.
 std::string plan_json(const Config& config, const ParameterTable& table, const TrainingPlan& plan,
                       const std::vector<std::string>& remarks);
 

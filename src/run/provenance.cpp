@@ -153,7 +153,7 @@ std::string shell_line(const std::vector<std::string>& words) {
 std::string iso_time(std::chrono::system_clock::time_point time) {
   const std::string text =
       fmt::format("{:%Y-%m-%dT%H:%M:%S%z}", fmt::localtime(std::chrono::system_clock::to_time_t(time)));
-  const std::size_t minutes = text.size() - 2;  // of the zone, which ISO 8601 wants behind a colon
+  const std::size_t minutes = text.size() - 2;  // the minutes of the zone, behind which ISO 8601 wants a colon
   return fmt::format("{}:{}", text.substr(0, minutes), text.substr(minutes));
 }
 

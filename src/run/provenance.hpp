@@ -15,14 +15,13 @@ struct Provenance {
   std::vector<std::pair<std::string, std::string>> program;
   /// Names of hosts and models of devices, in the order of the ranks, each with its number of ranks.
   std::vector<std::pair<std::string, int>> ranks_by_host, ranks_by_device;
-  std::string job;            ///< of the batch system; empty outside of one
-  std::string command;        ///< as a shell takes it
+  std::string job;            ///< job of the batch system; empty outside of one
+  std::string command;        ///< the command line, quoted for a shell
   std::string started;        ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
   bool reproducible = false;  ///< run.reproducible
 };
 
-/// For rank 0. Hosts and devices are known once the device is open. Throws std::runtime_error where the CUDA driver
-/// fails.
+/// For rank 0. Names hosts and devices once the device is open. Throws std::runtime_error where the CUDA driver fails.
 Provenance provenance(const Context& context);
 
 /// For `nanorun info`: a line for each fact of Provenance::program and for each model of GPU that this process sees.
@@ -32,16 +31,17 @@ std::string info_text();
 /// A JSON object on one line. If it has more than `max_size` bytes, the command is cut; if that is not enough, hosts
 /// are counted instead of named.
 std::string provenance_json(const Provenance& provenance, std::size_t max_size = std::string::npos);
-/// Bytes that fit an attribute of HDF5.
+/// Largest provenance_json() that fits an attribute of HDF5, in bytes.
 inline constexpr std::size_t max_provenance_attribute = 60'000;
 
-/// For the head of a log: the command; start, hosts and job; libraries; flags of the compiler. Long ones are cut.
+/// Lines for the head of a log: the command; start, hosts and job; libraries; flags of the compiler. Long lines are
+/// cut.
 std::vector<std::string> provenance_lines(const Provenance& provenance);
 
-/// The words as a shell takes them, on one line.
+/// The words quoted for a shell, on one line.
 std::string shell_line(const std::vector<std::string>& words);
 
-/// ISO 8601, in the time zone of this process.
+/// A time in ISO 8601, in the time zone of this process.
 std::string iso_time(std::chrono::system_clock::time_point time);
 
 }  // namespace nanorun

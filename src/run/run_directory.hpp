@@ -1,5 +1,5 @@
 #pragma once
-// outputs/<name>: where everything that a run writes lies.
+// outputs/<name>, the directory of everything that a run writes.
 
 #include <optional>
 #include <string>
@@ -8,85 +8,77 @@
 #include "src/base/file_lock.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
+#include "src/run/run_place.hpp"
 
 namespace nanorun {
-
-/// Throws where a run of the deck could never open its files: Error(usage) if the deck has relative paths and the
-/// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long.
-void require_possible_paths(const Config& config);
 
 /// Collective. Throws Error(usage) on all ranks alike where the deck has relative paths that all ranks open, and a rank
 /// works in another directory than rank 0.
 void require_same_directory(Comm& comm, const Config& config);
 
-/// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
-std::optional<std::string> text_of_run(const std::string& path);
-
 class RunDirectory {
  public:
-  /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object; nothing
-  /// else in it is touched before begin(). Throws Error(output) on all ranks alike where it cannot be written, another
-  /// job holds the lock, or a rank does not see rank 0's directory under this path.
+  /// Collective. Creates the directory, unless an earlier run has, and locks it for the lifetime of the object. Touches
+  /// nothing else in it before begin(). Throws Error(output) on all ranks alike where the directory cannot be written,
+  /// another job holds the lock, or a rank does not see rank 0's directory under this path.
   RunDirectory(Comm& comm, const Config& config);
-  /// If no run began, removes the directory and the lock file that this object has made.
+  /// If begin() was not reached, removes the directory and the lock file, if this object has made them.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  std::string heartbeats() const { return file("heartbeats"); }
-  std::string checkpoints() const { return file("checkpoints"); }
-  const std::string& stop_file() const { return stop_file_; }
+  const std::string& path() const { return place_.path(); }
+  std::string file(const std::string& name) const { return place_.file(name); }
+  std::string heartbeats() const { return place_.heartbeats(); }
+  std::string checkpoints() const { return place_.checkpoints(); }
+  const std::string& stop_file() const { return place_.stop_file(); }
 
-  /// text_of_run() of a file of the directory.
+  /// text_of_run() for a file in the directory.
   std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
-  /// Collective. Throws on all ranks alike: Error(usage) where the path of the stop file is that of a file which the
-  /// run itself writes, Error(output) where something is there that begin() may not remove.
-  void require_free_stop_file();
+  /// Collective. Throws, on all ranks alike, the errors of RunPlace where something stands in the place of the stop
+  /// file or of the run's own files.
+  void require_free(const Config& config, const Continuation& continuation);
 
-  /// Collective. Makes the directory ready for a run that continues with what lies there, or, if `anew`, for one that
-  /// starts: a directory that an earlier run has left is then renamed to the first name of <directory>.1,
-  /// <directory>.2, ... that is free. Removes a stop file that is older than `seconds`, the time since this program
-  /// started. Returns lines for the log on rank 0. Throws Error(output) on all ranks alike.
-  std::vector<std::string> begin(bool anew, double seconds);
+  /// How a run takes over the directory.
+  enum class Start { resumed, anew };
 
-  /// For rank 0, now and then and before anything is written. Where the directory or its lock was removed during the
-  /// run, warns, makes it again and locks it. Where another run or a file lies there now, path() becomes the first name
-  /// of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
+  /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new
+  /// run: it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is
+  /// free. Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log
+  /// on rank 0. Throws Error(output) on all ranks alike.
+  std::vector<std::string> begin(Start start, double seconds);
+
+  /// For rank 0; called now and then, and before anything is written. If the directory or its lock was removed during
+  /// the run, warns, makes the directory again and locks it. If another run or a file has its place, path() becomes the
+  /// first of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
   /// Error(output).
   bool keep();
 
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.
   bool displaced() const { return displaced_; }
 
-  /// Replaces a file by way of a temporary one. Throws Error(output).
+  /// Replaces the file `name` in the directory by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
  private:
   void lock();
-  void require_no_checkpoints_of_others() const;
   bool is_taken() const;
   void make_again();
   void move_beside();
   void require_in_sight();
   void require_appearance(const std::string& mark) const;
   void remove_unused();
-  bool holds_a_run() const;
-  bool is_own_file(const std::string& path) const;
   bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
   void keep_foreign_partials() const;
 
   Comm& comm_;
-  std::string path_;
-  std::string stop_file_;
+  RunPlace place_;
   std::vector<FileLock> locks_;  ///< on rank 0
   Descriptor opened_;            ///< on rank 0: the directory that was locked last
   bool made_ = false;            ///< this object has made the directory
   bool made_lock_ = false;       ///< this object has made the lock file, and no run has begun
-  bool foreign_ = false;         ///< no run has left a trace in the directory
   bool displaced_ = false;
   bool warned_ = false;
 };

@@ -14,12 +14,12 @@ namespace nanorun {
 
 namespace {
 
-/// Whether gradients of the checkpoint still wait for Adam's update. Files below version 4 do not say it: there they do
+/// Whether gradients of the checkpoint still wait for an update. Files below version 4 do not say it: there they do
 /// within a period of their deck, or of this run's where that cannot be read.
-bool gradients_wait(const CheckpointHeader& header, const Config& config) {
+bool gradients_wait(const CheckpointHeader& header, const Config& config, const ParameterTable& table) {
   if (header.version > 3) return header.progress.gradients_wait;
-  int period = config.optimizer.adam_period;
-  quietly([&] { period = parse_deck(header.deck, "", {}).optimizer.adam_period; });
+  int period = common_period(config, table);
+  quietly([&] { period = common_period(parse_deck(header.deck, "", {}), table); });
   return header.progress.step % period != 0;
 }
 
@@ -36,13 +36,14 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
       learner(config, comm, data.end_of_text(), {context.stream(), context.comm_stream(), context.upload_stream()}),
       checkpoints(comm, config.checkpoint, directory.checkpoints(), to_toml(config),
                   model_fingerprint(learner.table.layout())),
-      stop(config.stop, directory.stop_file(), comm.root()) {
+      stop(config.stop, comm.root() ? directory.stop_file() : "") {
   introduce();
   restore();
   const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
   checkpoints.set_provenance(provenance_attribute);
+  if (!complete) check_data();
+  directory.require_free(config, {.here = continues_here, .complete = complete});
   if (!complete) {
-    check_data();
     check_outputs();
     take_over_directory();
     write_deck();
@@ -117,13 +118,10 @@ void RunSetup::warm_up() {
 void RunSetup::examine_earlier(const std::optional<Progress>& found) {
   comm.together([&] {
     if (!comm.root()) return;
-    const bool automatic = config.checkpoint.restart == "auto";
-    continues_here = automatic || (found && checkpoints.continues_here());
-    const Earlier earlier =
-        automatic ? examine_earlier_run(directory.path(), config, checkpoints, found) : Earlier::none;
-    if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
-    if (earlier == Earlier::ended) continues_here = false;
-    complete = earlier == Earlier::complete;
+    const Continuation continuation = examine_earlier_run(directory.path(), config, checkpoints, found);
+    if (continuation.again) log.line("no checkpoint of this run is there: it begins again at step 1");
+    continues_here = continuation.here;
+    complete = continuation.complete;
   });
   continues_here = comm.all_reduce(std::uint64_t{continues_here}, Reduce::max) != 0;
   complete = comm.all_reduce(std::uint64_t{complete}, Reduce::max) != 0;
@@ -131,7 +129,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
-  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config));
+  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config, learner.table));
   if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
     throw Error(ExitCode::checkpoint,
                 fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
@@ -191,8 +189,7 @@ void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string&
 }
 
 void RunSetup::check_outputs() {
-  directory.require_free_stop_file();
-  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs_to_fill());
+  checkpoints.probe(progress.step, config.train.steps, continues_here, learner.optimizer.slabs_to_fill());
   if (config.stop.walltime_seconds == 0) return;
   const double begin = context.seconds_since_start();
   const std::vector<Slab<float>> slabs = learner.optimizer.slabs();
@@ -200,9 +197,10 @@ void RunSetup::check_outputs() {
   checkpoint_seconds = copying + checkpoints.foretell_seconds(slabs);
 }
 
-/// From here on what an earlier run has left changes.
+/// The first change to what an earlier run has left.
 void RunSetup::take_over_directory() {
-  for (const std::string& line : directory.begin(!continues_here, context.seconds_since_start())) log.line(line);
+  const auto start = continues_here ? RunDirectory::Start::resumed : RunDirectory::Start::anew;
+  for (const std::string& line : directory.begin(start, context.seconds_since_start())) log.line(line);
   comm.together([&] {
     if (!comm.root()) return;
     for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);

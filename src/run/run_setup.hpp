@@ -1,6 +1,6 @@
 #pragma once
-// The start of a run, from the deck to the first step: whatever could keep the run from training is found out before
-// anything changes that an earlier run has left.
+// The start of a run, from the deck to the first step. It finds everything that could keep the run from training before
+// it changes anything that an earlier run has left.
 
 #include <memory>
 
@@ -22,15 +22,15 @@ namespace nanorun {
 
 /// What the steps of a run work with.
 struct RunSetup {
-  /// Collective. Opens the shards, locks the run's directory, takes the memory, and restores a checkpoint where the
-  /// deck and the directory say so. Unless the run is then complete, checks all else and takes the directory over.
-  /// Throws Error.
+  /// Collective. Opens the shards, locks the run's directory, allocates the memory, and restores a checkpoint if the
+  /// deck and the directory say so. If the run is then not complete, checks everything else and takes the directory
+  /// over. Throws Error.
   RunSetup(Context& context, const Config& config);
 
-  /// A summary with what is known before the first step: ranks, data, provenance, and where the run begins.
+  /// The part of the summary that is known before the first step: ranks, data, provenance, first step.
   RunSummary summary() const;
 
-  /// For rank 0. Calls RunDirectory::keep(), and writes the deck into the directory where that is a new one.
+  /// For rank 0. Calls RunDirectory::keep(), and writes the deck into the directory if it is a new one.
   void keep_directory();
 
   Context& context;
@@ -44,10 +44,10 @@ struct RunSetup {
   Learner<Real> learner;
   Checkpoints checkpoints;
   StopMonitor stop;
-  Progress progress;               ///< before the first step
-  double checkpoint_seconds = 0;   ///< that a checkpoint is expected to take, if stop.walltime_seconds is set
-  bool continues_here = false;     ///< the run goes on in the directory of its checkpoint
-  bool complete = false;           ///< an earlier run has done all that this one would do
+  Progress progress;               ///< progress before the first step
+  double checkpoint_seconds = 0;   ///< expected time of a checkpoint, if stop.walltime_seconds is set
+  bool continues_here = false;     ///< the run continues in the directory of its checkpoint
+  bool complete = false;           ///< an earlier run has made all steps
   std::unique_ptr<Trace> trace;    ///< null where the run is complete
   std::unique_ptr<Loader> loader;  ///< null where the run is complete
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "src/config/schedule.hpp"
-#include "src/model/flops.hpp"
 #include "src/run/log_lines.hpp"
 
 namespace nanorun {
@@ -29,6 +28,7 @@ StepRecords::StepRecords(RunSetup& run, const GpuMonitor& gpus)
       context_(run.context),
       config_(run.config),
       gpus_(gpus),
+      flops_(config_, run.learner.table),
       first_step_(run.progress.step),
       time_left_(config_, static_cast<std::int64_t>(run.data.validation_starts.size()) * config_.validation.length,
                  first_step_) {}
@@ -44,7 +44,7 @@ void StepRecords::record_step(const Progress& progress, double seconds, double g
   run_seconds_ += seconds;
   time_left_.add_step(seconds);
   const auto tokens = static_cast<double>(step_tokens(config_, step));
-  const double flops = config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
+  const double flops = config_.train.sequences * flops_.per_sequence(step);
   run_flops_ += flops;
   StepMetrics metrics{.step = done,
                       .loss = progress.train_loss,

@@ -1,5 +1,5 @@
 #pragma once
-// What a run leaves of its steps: progress lines, metrics.jsonl, validations, and the summary at the end.
+// What a run records of its steps: progress lines, metrics.jsonl, validations, and the summary at the end.
 
 #include <optional>
 #include <string>
@@ -7,6 +7,7 @@
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/time_left.hpp"
+#include "src/model/flops.hpp"
 #include "src/run/progress.hpp"
 #include "src/run/run_setup.hpp"
 #include "src/run/summary.hpp"
@@ -15,15 +16,15 @@ namespace nanorun {
 
 class StepRecords {
  public:
-  /// In steps in which a look at the GPUs is due, `gpus` must have looked before record_step().
+  /// If a look at the GPUs is due in a step, `gpus` must have looked before record_step().
   StepRecords(RunSetup& run, const GpuMonitor& gpus);
 
-  /// Takes up the last step of `progress`, which took so many seconds. write_step() writes it.
+  /// Keeps the metrics of the last step of `progress`, which took `seconds`; write_step() writes them.
   void record_step(const Progress& progress, double seconds, double gradient_norm);
   /// Writes the step that was recorded, if there is one. Called when the device has other work.
   void write_step();
 
-  /// Writes a validation after the steps of `progress`; `seconds`: of the validation.
+  /// Writes a validation after the steps of `progress`. It gave `loss`, in nats per token, and took `seconds`.
   void write_validation(const Progress& progress, double loss, double seconds);
 
   /// Collective. Writes summary.json. `stopped_by` is empty for a run that made all its steps. Throws Error(output).
@@ -36,12 +37,13 @@ class StepRecords {
   Context& context_;
   const Config& config_;
   const GpuMonitor& gpus_;
+  const Flops flops_;
   long first_step_;
   std::optional<StepMetrics> unwritten_;  ///< the step that waits for write_step()
   TimeLeft time_left_;
   std::optional<double> validation_loss_;
-  double run_seconds_ = 0;  ///< of the steps of this program run
-  double run_flops_ = 0;    ///< of the same steps
+  double run_seconds_ = 0;  ///< time of the steps of this program run
+  double run_flops_ = 0;    ///< FLOPs of these steps
   double time_to_first_step_ = 0;
   double last_line_ = 0;
 };

@@ -79,8 +79,8 @@ StopReason received_signal() {
   }
 }
 
-StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file)
-    : config_(config), stop_file_(std::move(stop_file)), watches_file_(watches_file) {
+StopMonitor::StopMonitor(const StopConfig& config, std::string stop_file)
+    : config_(config), stop_file_(std::move(stop_file)) {
   note_signals();
 }
 
@@ -97,7 +97,7 @@ bool StopMonitor::is_stop_file_there() {
 }
 
 bool StopMonitor::finds_stop_file(double seconds) {
-  if (!watches_file_ || seconds < next_look_) return false;
+  if (stop_file_.empty() || seconds < next_look_) return false;
   next_look_ = seconds + 1;
   if (const std::string line = taken_signal(); !line.empty()) warn(line);
   return is_stop_file_there();
@@ -122,7 +122,7 @@ StopReason StopMonitor::look(double seconds) {
 StopReason StopMonitor::poll(long steps_done, double seconds) {
   if (const StopReason signal = received_signal(); signal != StopReason::none) return signal;
   if (finds_stop_file(seconds)) return StopReason::file;
-  // Only a run that passes the step stops there: the run that continues it goes on.
+  // Only a run that makes this step stops here; the run that continues from it goes on.
   if (config_.step > 0 && steps_done == config_.step) return StopReason::step;
   return StopReason::none;
 }

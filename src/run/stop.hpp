@@ -1,6 +1,7 @@
 #pragma once
 // Reasons to stop early: a signal to any rank, the walltime limit (walltime.hpp), a stop file, a step named in the
-// deck. A rank only notes what it sees; the ranks agree on it before the first step and in every step (agreement.hpp).
+// deck. A rank only notes what it sees. The ranks agree whether to stop before the first step and in every step
+// (agreement.hpp).
 
 #include <string>
 
@@ -8,7 +9,7 @@
 
 namespace nanorun {
 
-/// When ranks see different reasons, the largest one counts.
+/// If ranks see different reasons, the largest one counts.
 enum class StopReason : int {
   none,
   step,
@@ -26,22 +27,22 @@ const char* stop_reason_text(StopReason reason);
 /// Whether a text is stop_reason_text() of a reason to stop.
 bool is_stop_reason(const std::string& text);
 
-/// The reason to stop that a signal to this rank gives; none where none came.
+/// The reason that belongs to the signal that this rank has received; none if it has received none.
 StopReason received_signal();
 
 class StopMonitor {
  public:
-  /// Puts back the signal handlers that a library has replaced. Looks for `stop_file` at most once a second, and only
-  /// if `watches_file`.
-  StopMonitor(const StopConfig& config, std::string stop_file, bool watches_file);
+  /// Reinstalls the signal handlers that a library has replaced. The monitor looks for `stop_file` at most once a
+  /// second; an empty `stop_file` says that this rank does not look.
+  StopMonitor(const StopConfig& config, std::string stop_file);
 
-  /// What this rank sees between steps, `seconds` after the program started: a signal or the stop file.
+  /// What this rank sees between steps: a signal or the stop file. `seconds`: since the program started.
   StopReason look(double seconds);
-  /// What this rank sees in the step that completes `steps_done` updates, `seconds` after the program started.
+  /// What this rank sees in the step that makes update `steps_done`. `seconds`: since the program started.
   StopReason poll(long steps_done, double seconds);
 
-  /// A line for the log, once, if a library handles a signal, which then does not stop the run; else empty. If a
-  /// library takes a signal later, look() or poll() warns of that.
+  /// Returns a line for the log, once, if a library handles a signal, which then does not stop the run; else an empty
+  /// text. If a library takes a signal later, look() or poll() warns of it.
   std::string taken_signal();
 
  private:
@@ -50,7 +51,6 @@ class StopMonitor {
 
   const StopConfig& config_;
   std::string stop_file_;
-  bool watches_file_;
   double next_look_ = 0;
   bool warned_ = false;
   bool taken_ = false;

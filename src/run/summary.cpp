@@ -110,7 +110,7 @@ bool is_short_of_space(const std::string& summary_json) {
   const auto json = nlohmann::json::parse(summary_json, nullptr, false);
   if (!json.is_object() || !json.value("stopped_by", nlohmann::json()).is_string()) return false;
   const auto stopped_by = json["stopped_by"].get<std::string>();
-  // As messages end that name the system's reason.
+  // Messages that name the system's reason end with it.
   return std::ranges::any_of(std::array{ENOSPC, EDQUOT, EFBIG},
                              [&](int reason) { return stopped_by.ends_with(std::strerror(reason)); });
 }

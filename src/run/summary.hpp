@@ -22,20 +22,20 @@ struct RunSummary {
   double train_loss = 0;
   std::optional<double> loss_weights;  ///< StepMetrics::loss_weights of the last step
   std::optional<double> validation_loss;
-  double run_seconds = 0;        ///< of the training steps of this program run
-  std::uint64_t run_tokens = 0;  ///< of the same steps
-  std::optional<double> mfu;     ///< of the same steps
+  double run_seconds = 0;        ///< time of the training steps of this program run
+  std::uint64_t run_tokens = 0;  ///< tokens of these steps
+  std::optional<double> mfu;     ///< MFU of these steps
   double time_to_first_step = 0;
   std::uint64_t peak_memory = 0;        ///< host memory of the rank that used most, in bytes
   std::uint64_t peak_memory_total = 0;  ///< summed over the ranks
-  /// Largest memory in use on any rank's device, by all processes, in bytes, of looks after setup, after the first
-  /// step, after each validation and at the end. 0 in the CPU build.
+  /// Largest memory in use on any rank's device, by all processes, in bytes. It is measured after setup, after the
+  /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
   std::vector<GpuRecord> gpus;  ///< GpuMonitor::records()
   long gpu_looks = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;
-  TokenSum train_data, validation_data;  ///< of the shards that were opened
+  TokenSum train_data, validation_data;  ///< tokens of the shards that were opened
   Provenance provenance;
 };
 /// The text of summary.json.
@@ -43,9 +43,9 @@ std::string summary_json(const RunSummary& summary);
 /// The end of the log: timing table, GPUs, figures of merit ("FOM ..."), and a warning of long validations.
 std::string closing_lines(const RunSummary& summary);
 
-// What a summary.json tells of the run that has written it. The text may be anything.
+// What a summary.json says of the run that has written it. Its text may be anything, also no JSON.
 
-/// The steps of a finished run; 0 for another one.
+/// The number of steps of a finished run; 0 if the run is not finished.
 long finished_steps(const std::string& summary_json);
 /// Whether the run was asked to stop before its first step and its first validation.
 bool is_of_no_step(const std::string& summary_json);

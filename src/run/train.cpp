@@ -52,7 +52,7 @@ class Training {
   Context& context_;
   Comm& comm_;
   const Config& config_;
-  Batch ahead_;          ///< of the next step, read while the device works on the one before
+  Batch ahead_;          ///< batch of the next step, read while the device works on the one before
   bool unread_ = false;  ///< some rank may have failed to read its part of ahead_
 
   Progress progress_;
@@ -118,7 +118,7 @@ void Training::step_until_done() {
     comm_.set_step(progress_.step + 1);
     const bool stops = stop_reason_ != StopReason::none && !finished();
     const bool validates = validation_due(config_, progress_.step), saves = checkpoint_due(config_, progress_.step);
-    // Where ops work on host memory, nothing is left to wait for until the next step is over.
+    // If ops work on host memory, the host never waits for a device, in which time it could write the step later.
     if (ops::on_host || stops || finished() || validates || saves || unread_) step_records_.write_step();
     if (stops) break;
     if (validates) validate();

@@ -12,7 +12,7 @@ namespace nanorun {
 
 namespace {
 
-/// How fp32 weights become those of the type that ops read.
+/// How fp32 weights are narrowed to the type that ops read.
 enum class Narrowing : bool { rounded, truncated };
 
 /// Fills one parameter, of which `values` are the fp32 weights, in the type in which ops read it.
@@ -95,7 +95,7 @@ void require_own_model(const CheckpointHeader& header, const ParameterTable& tab
 }
 
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table, bool warns) {
+                           const Tokenizer& tokenizer, const std::string& table, Warn warn) {
   const auto refuse = [](const std::string& message) { throw Error(ExitCode::data, message, Scope::all_ranks); };
   const TokenOrigin own = origin_of(tokenizer, table);
   const TokenOrigin model = origin_of(header.tokenizer, path, config.model.vocabulary);
@@ -106,7 +106,7 @@ void require_own_tokenizer(const CheckpointHeader& header, const Config& config,
                        tokenizer.vocabulary(), path, config.model.vocabulary));
   }
   const std::string unlike = other_vocabulary(own, model);
-  if (warns && !unlike.empty()) complain("warning: " + unlike);
+  if (warn == Warn::yes && !unlike.empty()) complain("warning: " + unlike);
 }
 
 TrainedWeights::TrainedWeights(Comm& comm, const std::string& path, const CheckpointHeader& header,

@@ -13,29 +13,32 @@
 
 namespace nanorun {
 
-/// The deck that a checkpoint was written with, for a model that is no longer trained: the head in working precision.
+/// The deck of a checkpoint, changed for a model that is no longer trained: its LM head computes in working precision.
 /// Throws Error(usage) where this build cannot compute the model, or where the deck is no deck of this program.
 Config trained_config(const CheckpointHeader& header, const std::string& path,
                       const std::vector<std::string>& overrides = {});
 
-/// The token that begins documents: `given`, or what the vocabulary of text as bytes or of GPT-2 says. Throws
-/// Error(usage) where none is given and the vocabulary is another, or the given one is not in it.
+/// The token that begins documents: `given`, else the one of text as bytes or of GPT-2, by the size of the vocabulary.
+/// Throws Error(usage) where none is given and the vocabulary has another size, or where `given` is not in the
+/// vocabulary.
 kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);
 
-/// Slabs for all tensors /weights/<name> of the table, each with all rows, and without memory.
+/// Slabs for all tensors /weights/<name> of the table, with all rows and without memory.
 std::vector<Slab<float>> weight_slabs(const ParameterTable& table);
 
-/// Throws Error(checkpoint) where the checkpoint's fingerprint is not that of the model in its deck, whose table this
-/// is.
+/// Throws Error(checkpoint) if the checkpoint's fingerprint is not the one of `table`, the parameter table of its own
+/// deck.
 void require_own_model(const CheckpointHeader& header, const ParameterTable& table, const std::string& path);
 
-/// Throws Error(data) where the checkpoint `path` records another tokenizer than this one, which is read from the file
-/// `table`, or where its model has fewer tokens. Where the checkpoint records no tokenizer, but another vocabulary or
-/// end-of-text token, prints a warning if `warns`.
-void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
-                           const Tokenizer& tokenizer, const std::string& table, bool warns = true);
+enum class Warn : bool { no, yes };
 
-/// What a Model is built from that only validates or continues text.
+/// Throws Error(data) if the checkpoint `path` records another tokenizer than `tokenizer`, or if its model has fewer
+/// tokens. If the checkpoint records no tokenizer, but another vocabulary or end-of-text token, prints a warning,
+/// unless `warn` says no. `table`: the file of `tokenizer`, for messages.
+void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
+                           const Tokenizer& tokenizer, const std::string& table, Warn warn = Warn::yes);
+
+/// Parameter table and weights for a Model that only validates or continues text.
 struct TrainedWeights {
   /// Collective. Every rank reads all weights and verifies their checksums. `config`: trained_config() of the
   /// checkpoint. Throws Error(checkpoint), Error(internal) where memory is short.

@@ -1,7 +1,7 @@
 #pragma once
-// When a run stops because of stop.walltime_seconds. A run that goes on must still be able to end before the limit at
-// its next decision. So each decision foresees how long the parts of the run up to the next one take, and the
-// checkpoint that a stop there takes.
+// When a run stops because of stop.walltime_seconds. Between its parts (steps, validations) a run decides whether to go
+// on or to stop. If it goes on, it must still be able to end before the limit at the next decision. So each decision
+// estimates the time until the next one, and the time of a checkpoint there.
 
 #include <cstdint>
 #include <deque>
@@ -16,11 +16,11 @@ struct Foreseen {
   double total() const { return step + validation + checkpoint; }
 };
 
-/// Seconds before the limit at which a run stops rather than begins with what is foreseen: 1.5 times what is foreseen,
-/// since times vary, plus `ending`, in which program and launcher end; but at most twice what is foreseen.
+/// Seconds that must be left before the limit for a run to begin the parts `ahead`: 1.5 times their total, since times
+/// vary, plus `ending`, the time in which program and launcher end; but at most twice their total.
 double seconds_to_leave(const Foreseen& ahead, double ending);
 
-/// Whether a run that has used `seconds` of its `limit` stops rather than goes on to what is foreseen. A limit of 0 is
+/// Whether a run that has used `seconds` of its `limit` stops rather than begins the parts `ahead`. limit 0: there is
 /// none.
 bool must_stop(double limit, double seconds, const Foreseen& ahead, double ending);
 
@@ -30,23 +30,24 @@ struct Trial {
   std::uint64_t bytes = 0;
 };
 
-/// Seconds of a file of `bytes`, from two trials of which the second is larger: what a byte takes is the slope between
-/// them. A trial of at least as many bytes as the file is itself the answer.
+/// Estimates the seconds that a file of `bytes` takes from two trials, a small and a large one. The slope between them
+/// is the time of a byte. If the large trial has at least `bytes`, its own time is the answer.
 double seconds_of_file(std::uint64_t bytes, const Trial& small, const Trial& large);
 
-/// Foresees how long the parts of a run take, from those so far. `work`, such as FLOPs, compares steps, or validations,
-/// with each other: more work takes proportionally longer, but less work is not expected to be faster.
+/// Estimates how long the parts of a run take from the parts so far. `work`, such as FLOPs, compares steps with steps
+/// and validations with validations: more work is expected to take proportionally longer, but less work is not expected
+/// to be faster.
 class PartTimes {
  public:
   void add_step(double seconds, double work);
   void add_validation(double seconds, double work) { validation_ = {seconds, work}; }
   void add_checkpoint(double seconds) { checkpoint_ = seconds; }
 
-  /// As long as the longest of the recent steps; 0 before the first one.
+  /// Expects the time of the longest recent step; 0 before the first one.
   double step(double work) const;
-  /// As long as the last validation; before the first one, as the forward pass of a step with the same work.
+  /// Expects the time of the last validation; before the first one, of the forward pass of a step with the same work.
   double validation(double work) const;
-  /// As long as the last checkpoint, or the trial that add_checkpoint() was told of before the first one.
+  /// Expects the time of the last checkpoint; before the first one, of the trial that add_checkpoint() was told of.
   double checkpoint() const { return checkpoint_; }
 
  private:

@@ -5,11 +5,10 @@
 #include <algorithm>
 
 #include "src/config/schedule.hpp"
-#include "src/model/flops.hpp"
 
 namespace nanorun {
 
-WalltimeWatch::WalltimeWatch(const RunSetup& run) : run_(run), config_(run.config) {
+WalltimeWatch::WalltimeWatch(const RunSetup& run) : run_(run), config_(run.config), flops_(config_, run.learner.table) {
   times_.add_checkpoint(run.checkpoint_seconds);
 }
 
@@ -18,9 +17,7 @@ void WalltimeWatch::add_validation(long step, double seconds) { times_.add_valid
 void WalltimeWatch::add_checkpoint(double seconds) { times_.add_checkpoint(seconds); }
 
 /// FLOPs of a step on all ranks.
-double WalltimeWatch::step_work(long step) const {
-  return config_.train.sequences * flops_per_sequence(config_, run_.learner.table, step);
-}
+double WalltimeWatch::step_work(long step) const { return config_.train.sequences * flops_.per_sequence(step); }
 
 /// FLOPs of a step on as many tokens as a validation has. A rank that has no sequence in the last round waits for the
 /// others, so that the round counts for it, too.
@@ -29,7 +26,7 @@ double WalltimeWatch::validation_work(long step) const {
   const auto sequences = static_cast<long>(run_.data.validation_starts.size());
   const long rounds = (sequences + ranks - 1) / ranks;
   const double tokens = static_cast<double>(config_.validation.length) / length_at(config_, step);
-  return static_cast<double>(rounds * ranks) * tokens * flops_per_sequence(config_, run_.learner.table, step);
+  return static_cast<double>(rounds * ranks) * tokens * flops_.per_sequence(step);
 }
 
 /// Whether the run may stop for its walltime after `done` updates.
@@ -37,8 +34,8 @@ bool WalltimeWatch::may_stop(long done) const {
   return config_.stop.walltime_seconds > 0 && done != config_.train.steps && done != run_.progress.step;
 }
 
-/// What follows `done` updates up to the next decision if the run makes a further step, which takes `least` seconds at
-/// least. There is no decision between the last step and the validation after it.
+/// The parts of the run from `done` updates to the next decision if it makes a further step, which takes at least
+/// `least` seconds. There is no decision between the last step and the validation after it.
 Foreseen WalltimeWatch::next_step(long done, double least) const {
   const bool last = done + 1 == config_.train.steps;
   Foreseen ahead{.step = std::max(times_.step(step_work(done)), least)};
@@ -57,7 +54,7 @@ bool WalltimeWatch::stops_before_step(long done) const {
 
 bool WalltimeWatch::stops_after_step(long done, double step_begin) const {
   const bool validates = validation_due(config_, done);
-  // Where a checkpoint is due, but no validation, the run saves in any case, and decides after that.
+  // If a checkpoint is due, but no validation, the run saves in any case and decides after it.
   if (!may_stop(done) || (!validates && checkpoint_due(config_, done))) return false;
   const double elapsed = run_.context.seconds_since_start() - step_begin;
   // On devices the step's end is still ahead.

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "src/model/flops.hpp"
 #include "src/run/run_setup.hpp"
 #include "src/run/walltime.hpp"
 
@@ -11,15 +12,15 @@ namespace nanorun {
 
 class WalltimeWatch {
  public:
-  /// `run` has the trial from which the time of the first checkpoint is foreseen.
+  /// Expects the first checkpoint to take run.checkpoint_seconds.
   explicit WalltimeWatch(const RunSetup& run);
 
-  /// What the step, or a validation before it, took.
+  /// The seconds that the step, or the validation before it, took.
   void add_step(long step, double seconds);
   void add_validation(long step, double seconds);
   void add_checkpoint(double seconds);
 
-  // This rank's view. The first step of a program run is made in any case, so that a chain of jobs gets on.
+  // This rank's view. A program run always makes its first step, so that a chain of jobs advances.
 
   /// Whether the run stops now, after `done` updates, rather than make the next step.
   bool stops_before_step(long done) const;
@@ -39,6 +40,7 @@ class WalltimeWatch {
 
   const RunSetup& run_;
   const Config& config_;
+  const Flops flops_;
   PartTimes times_;
 };
 

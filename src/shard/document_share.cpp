@@ -20,7 +20,7 @@ DocumentShare::DocumentShare(Comm& comm, const ShardOptions& options)
   first_ = bound(comm.rank());
   last_ = bound(comm.rank() + 1);
   file_ = std::upper_bound(starts_.begin(), starts_.end(), first_) - starts_.begin() - 1;
-  if (field_.empty() && starts_[file_] < first_) ++file_;  // that document is another rank's
+  if (field_.empty() && starts_[file_] < first_) ++file_;  // another rank has that document
 }
 
 std::optional<Documents::Part> DocumentShare::next() {

@@ -13,8 +13,8 @@
 
 namespace nanorun {
 
-/// Counts all files one after the other, each as one byte longer than it is, so that an empty file is a document, too.
-/// Each rank has the documents that begin in an even part of these bytes.
+/// The bytes of all files are counted one after the other and divided evenly among the ranks. A rank has the documents
+/// that begin in its part. Each file counts as one byte longer than it is, so that an empty file is a document too.
 class DocumentShare {
  public:
   /// Collective: each rank asks for the sizes of some files.
@@ -29,7 +29,7 @@ class DocumentShare {
   const std::string& path() const { return paths_[file()]; }
   std::size_t file() const { return std::min(file_, paths_.size() - 1); }
 
-  /// For each file the number of characters in this rank's part that U+FFFD has replaced; of JSON Lines alone.
+  /// For each file of JSON Lines the number of characters in this rank's part that U+FFFD has replaced; 0 for texts.
   std::vector<std::uint64_t> replaced() const { return replaced_; }
 
  private:
@@ -40,7 +40,7 @@ class DocumentShare {
   std::vector<std::uint64_t> starts_;     ///< where each file starts, and the end of the last one
   std::uint64_t first_ = 0, last_ = 0;    ///< documents that begin in [first_, last_) are in the share
   std::size_t file_ = 0;                  ///< the file that is open, or comes next
-  std::unique_ptr<Documents> documents_;  ///< of the file that is open
+  std::unique_ptr<Documents> documents_;  ///< documents of the file that is open
   std::vector<std::uint64_t> replaced_;
 };
 

@@ -22,7 +22,7 @@ class Documents {
   /// The next part; absent at the end. Throws Error(data) that names the file and, of JSON Lines, the line; with
   /// Cause::damage if a document is at fault, after which the next call goes on.
   virtual std::optional<Part> next() = 0;
-  /// File, and line of JSON Lines, of the part that next() returned last, for messages.
+  /// Names the file, and for JSON Lines the line, of the part that next() returned last; for messages.
   virtual std::string location() const = 0;
   /// The line for which next() threw last, if it was no JSON; else empty. Valid until the next call.
   virtual std::string_view refused() const { return {}; }

@@ -52,7 +52,7 @@ class LineReader {
     return line;
   }
 
-  /// File and line of what next() returned last. Reads the file up to there.
+  /// File and line of the document that next() returned last. Reads the file up to this line.
   std::string location() const {
     std::vector<char> bytes;
     while (numbered_.at < line_) {
@@ -158,7 +158,7 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(string_t& name) override {
     at_field_ = depth_ == 1 && name == field_;
-    if (at_field_) is_string_ = is_null_ = false;  // of keys that come twice the last counts
+    if (at_field_) is_string_ = is_null_ = false;  // the last of equal keys counts
     if (depth_ == 1 && keys_.size() < most_keys) keys_.push_back(name);
     return true;
   }
@@ -180,7 +180,7 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  static constexpr std::size_t most_keys = 20;  ///< that a message names
+  static constexpr std::size_t most_keys = 20;  ///< keys that a message names
 
   bool parse(std::string_view line) {
     at_field_ = found_ = is_string_ = is_null_ = is_object_ = false;
@@ -190,8 +190,8 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
     return nlohmann::json::sax_parse(line, this);
   }
 
-  /// Of a line that is mended: how many of the text's characters were. Where each has another mark, a text of the same
-  /// line has another size.
+  /// Counts the characters of the text that were replaced when the line was mended: another mark in the place of each
+  /// changes the size of the text.
   void count_replaced(std::string_view line) {
     std::string text = std::exchange(text_, {});
     parse(mended_json(line, question_mark));
@@ -224,7 +224,7 @@ class FieldFinder : public nlohmann::json_sax<nlohmann::json> {
   std::string field_, text_, fault_;
   std::vector<std::string> keys_;  ///< the first ones of the object
   std::uint64_t depth_ = 0;
-  std::uint64_t replaced_ = 0;  ///< of the characters of all texts so far
+  std::uint64_t replaced_ = 0;  ///< replaced characters of all texts so far
   bool is_json_ = false;
   bool at_field_ = false;  ///< the next value is the field's
   bool found_ = false, is_string_ = false, is_null_ = false, is_object_ = false;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "src/base/error.hpp"
-#include "src/base/output_file.hpp"
 #include "src/comm/shared_files.hpp"
 #include "src/data/shard_file.hpp"
 #include "src/shard/shard_plan.hpp"
@@ -148,10 +147,10 @@ void write_checksum(const std::string& path, std::uint64_t checksum) {
   file.close();
 }
 
-void write_shard(Comm& comm, const ShardPlan& plan, bool force) {
+void write_shard(Comm& comm, const ShardPlan& plan, Overwrite overwrite) {
   const std::string partial = partial_of(plan.path);
   comm.together([&] {
-    if (comm.root()) claim_output(plan.path, Overwrite{force}, ExitCode::output);
+    if (comm.root()) claim_output(plan.path, overwrite, ExitCode::output);
   });
   try {
     comm.together([&] {
@@ -234,7 +233,7 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
     });
     plans = plan_encoded(comm, options);
   } else if (options.text) {
-    plans = plan_text(comm, options);
+    plans = plan_bytes(comm, options);
   } else if (options.synthetic > 0) {
     comm.together([&] { plans = plan_synthetic(options); });
   } else {
@@ -248,18 +247,18 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {
-    write_shard(comm, plan, options.force);
+    write_shard(comm, plan, Overwrite{options.force});
     paths.push_back(plan.path);
   }
   return paths;
 }
 
-void export_shard(const std::string& shard, const std::string& bin, bool force) {
+void export_shard(const std::string& shard, const std::string& bin, Overwrite overwrite) {
   const ShardInfo info = read_shard_info(shard);
-  require_free(bin, Overwrite{force}, {&shard, 1}, ExitCode::output);
+  require_free(bin, overwrite, {&shard, 1}, ExitCode::output);
   const h5::File file = h5::File::open(shard);
   const BinHeader header = export_header(file, info);
-  claim_output(bin, Overwrite{force}, ExitCode::output);
+  claim_output(bin, overwrite, ExitCode::output);
   complete_file(bin, ExitCode::output, [&](const std::string& partial) {
     AppendFile out(partial, ExitCode::output);
     out.write(std::as_bytes(std::span(header)));

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/output_file.hpp"
 #include "src/comm/comm.hpp"
 #include "src/storage/bin_file.hpp"
 
@@ -27,31 +28,32 @@ struct ShardOptions {
   std::string tokenizer;  ///< file that holds its table, see src/tokenizer/tokenizer.hpp; empty: none
   std::string field;      ///< with `tokenizer`: inputs are JSON Lines, whose text is under this key; empty: text files
   std::uint64_t synthetic = 0;                   ///< tokens of a synthetic source instead of inputs; 0: none
-  std::uint64_t seed = 0;                        ///< of that source
-  std::uint64_t tokens_per_shard = 100'000'000;  ///< not of .bin files, of which each becomes one shard
+  std::uint64_t seed = 0;                        ///< seed of the synthetic source
+  std::uint64_t tokens_per_shard = 100'000'000;  ///< size of a shard; a .bin file always becomes one shard
   std::uint64_t vocabulary = bin_vocabulary;     ///< not of text
   std::uint64_t end_of_text = bin_end_of_text;   ///< not of text
   bool force = false;                            ///< replace shards that exist
-  bool allow_invalid_utf8 = false;               ///< of text: take files that are hardly UTF-8
+  bool allow_invalid_utf8 = false;               ///< takes text files that are hardly UTF-8
   bool skip_bad = false;                         ///< with `tokenizer`: pass over documents that cannot be encoded
 };
 
-/// Collective. The files that options.inputs and then options.list name. A name of no file that is a glob pattern
-/// stands for the files that match. Rank 0 looks for the files. Throws Error on all ranks: usage for the list, data for
-/// a pattern that nothing matches.
+/// Collective. The files that options.inputs and then options.list name. A glob pattern that is not itself the name of
+/// a file stands for the files that match it. Rank 0 looks for the files. Throws Error on all ranks: usage for the
+/// list, data for a pattern that nothing matches.
 std::vector<std::string> find_inputs(Comm& comm, const ShardOptions& options);
 
-/// Writes the shards of options.inputs in parallel over the ranks (written as FILE.h5.partial, renamed when complete);
-/// returns their paths. Collective. Throws Error(data) for an input and Error(output) for a shard that cannot be
-/// written, on all ranks, with the lowest rank's message, and leaves no .partial file. Nothing is written where one of
-/// the shards exists already, unless `force` replaces it, or where others that an earlier command has left under the
-/// same output would stay beside the new ones.
+/// Collective. All ranks write the shards of options.inputs in parallel, as FILE.h5.partial, which is renamed when
+/// complete. Returns their paths. Throws Error(data) for an input and Error(output) for a shard that cannot be written,
+/// on all ranks with the lowest rank's message, and leaves no .partial file. Writes nothing if one of the shards exists
+/// already, unless `force` replaces it, or if shards of an earlier command with the same output would stay beside the
+/// new ones.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
-/// For one rank. Copies a shard into a .bin file, which equals the one that the shard was made from; a shard of text
-/// gets a header without further words. Verifies what it copies. Written as FILE.partial, renamed when complete. Throws
-/// Error(data) for the shard, and Error(output) for `bin`, also where that exists and is not to be replaced by `force`.
-void export_shard(const std::string& shard, const std::string& bin, bool force = false);
+/// For one rank. Copies a shard into a .bin file. The file equals the .bin file from which the shard was made; for a
+/// shard of text, the header has no further words. Verifies what it copies. Writes FILE.partial, which is renamed when
+/// complete. Throws Error(data) for the shard, and Error(output) for `bin`, also if it exists and is not to be
+/// overwritten.
+void export_shard(const std::string& shard, const std::string& bin, Overwrite overwrite = Overwrite::no);
 
 /// The root attribute `format` of a file, by which the program's files say what they are; "" where it has none. Throws
 /// Error(data) where the file cannot be opened as HDF5.

@@ -18,7 +18,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< that a rank encodes between two collectives
+constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  ///< bytes that a rank encodes between two collectives
 
 /// A file of tokens beside the output, of this command alone. The destructor removes it.
 class ScratchFile {

@@ -35,7 +35,7 @@ std::vector<std::string> listed_files(const std::string& list) {
   return files;
 }
 
-/// Adds the file, or those that match it where it is a pattern that no shell has expanded.
+/// Adds the file; if it is a pattern that no shell has expanded, adds the files that match it.
 void add_files(const std::string& file, std::vector<std::string>& files) {
   if (file.find_first_of("*?[") == file.npos || exists(file, ExitCode::data)) {
     files.push_back(file);

@@ -18,14 +18,14 @@ namespace {
 
 constexpr std::uint64_t read_bytes_at_once = std::uint64_t{1} << 20;
 constexpr double most_invalid = 0.005;  ///< share of a file's characters
-/// Of JSON Lines, which programs write, a few characters are no sign of another encoding however short the file is.
+/// Programs write JSON Lines, so a few invalid characters are no sign of another encoding, however short the file is.
 constexpr std::uint64_t few_invalid_of_jsonl = 10;
 /// A few control characters are no sign of a binary file.
 constexpr std::uint64_t few_controls = 10;
-constexpr std::size_t most_lines = 20;  ///< that a report has for files
+constexpr std::size_t most_lines = 20;  ///< lines on files in a report
 
-/// What the characters of each file are, by its number; of JSON Lines those of the texts, and all of a line that is no
-/// JSON.
+/// Counts of the characters of each file, by the file's index. For JSON Lines they count the characters of the texts,
+/// and all characters of a line that is no JSON.
 struct Characters {
   explicit Characters(std::size_t files) : all(files), invalid(files), controls(files), kept_controls(files) {}
 
@@ -35,7 +35,7 @@ struct Characters {
   }
 
   std::vector<std::uint64_t> all, invalid;
-  std::vector<std::uint64_t> controls, kept_controls;  ///< and those that become part of a document
+  std::vector<std::uint64_t> controls, kept_controls;  ///< all control characters; the ones within documents
 };
 
 void refuse_known_format(const std::string& path) {
@@ -73,7 +73,7 @@ class FileInspector {
 
   /// Reads up to round_bytes further bytes; returns whether more are left. Throws Error(data).
   bool read_round() {
-    constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  // that a rank reads before it hears of the others
+    constexpr std::uint64_t round_bytes = std::uint64_t{1} << 28;  // bytes that a rank reads between two collectives
     std::string part;
     for (std::uint64_t done = 0; done < round_bytes;) {
       if (index_ >= options_.inputs.size()) return false;
@@ -112,7 +112,7 @@ class FileInspector {
 
   const ShardOptions& options_;
   Characters found_;
-  std::size_t index_, stride_;  ///< of the file that is open or comes next
+  std::size_t index_, stride_;  ///< index of the file that is open or comes next; the ranks' stride
   std::optional<Descriptor> file_;
   std::uint64_t size_ = 0, at_ = 0;
   Utf8Counter counter_;
@@ -131,7 +131,7 @@ class LineInspector {
 
   /// Reads on; returns whether more is left. Throws Error(data).
   bool read_round() {
-    constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  // that a rank reads before it hears of the others
+    constexpr std::uint64_t round_bytes = std::uint64_t{1} << 26;  // bytes that a rank reads between two collectives
     for (std::uint64_t done = 0; done < round_bytes;) {
       try {
         const auto part = share_.next();
@@ -148,7 +148,7 @@ class LineInspector {
     return true;
   }
 
-  /// Once nothing is left to read.
+  /// The counts of this rank's share, once nothing is left to read.
   Characters& found() {
     const std::vector<std::uint64_t> replaced = share_.replaced();
     for (std::size_t i = 0; i < replaced.size(); ++i) found_.invalid[i] += replaced[i];

@@ -15,7 +15,7 @@ namespace nanorun {
 
 /// One shard to be written. The members without a comment become attributes.
 struct ShardPlan {
-  std::string path;   ///< of the shard
+  std::string path;   ///< path of the shard
   std::string input;  ///< what the shard is made of, for messages
   std::string source;
   std::uint64_t count = 0;
@@ -23,8 +23,8 @@ struct ShardPlan {
   std::uint64_t end_of_text = 0;
   std::string tokenizer;                 ///< attribute; empty: the shard has none
   std::uint64_t tokenizer_checksum = 0;  ///< attribute, beside `tokenizer`
-  std::optional<BinHeader> header;       ///< of the .bin file that the shard is made of
-  /// Fills `tokens` with those of the shard from token `first` on.
+  std::optional<BinHeader> header;       ///< header of the .bin file that the shard is made of
+  /// Fills `tokens` with the tokens of the shard from number `first` on.
   std::function<void(std::uint64_t first, std::span<Token> tokens)> read;
 };
 
@@ -32,7 +32,7 @@ struct ShardPlan {
 std::vector<ShardPlan> plan_bin(const ShardOptions& options);
 
 /// Collective. Shards of text files, one token per byte. Throws Error(data) on all ranks.
-std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options);
+std::vector<ShardPlan> plan_bytes(Comm& comm, const ShardOptions& options);
 
 /// Collective. Shards of text or JSON Lines that a tokenizer encodes. Each rank encodes its share of the documents into
 /// a file beside the output, from which the plans read, and which is removed with them. Throws Error(data) for an input

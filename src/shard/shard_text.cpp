@@ -56,7 +56,7 @@ class TextStream {
 
 }  // namespace
 
-std::vector<ShardPlan> plan_text(Comm& comm, const ShardOptions& options) {
+std::vector<ShardPlan> plan_bytes(Comm& comm, const ShardOptions& options) {
   const std::vector<std::uint64_t> invalid = inspect_texts(comm, options);
   if (comm.root()) report_invalid(options, invalid, "not UTF-8; the bytes become tokens as they are");
   const auto stream = std::make_shared<TextStream>(comm, options.inputs);

@@ -73,7 +73,7 @@ std::vector<Token> SyntheticText::segment(std::uint64_t index) const {
   std::vector<Token> tokens(segment_tokens);
   const std::uint64_t key = splitmix64(key_ + index);
   Word word = 0;
-  std::uint64_t left = 0;  // of the document
+  std::uint64_t left = 0;  // tokens left in the document
   for (std::uint64_t i = 0; i < segment_tokens; ++i, --left) {
     const std::uint64_t random = splitmix64(key + i * kernels::golden_gamma);
     if (left == 0) {

@@ -17,7 +17,7 @@ template <class... Args>
   throw Error(ExitCode::data, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Why a file that begins like a .bin file is none, for those that other programs write; else empty.
+/// Recognises variants of .bin files that other programs write. Returns why the file is no .bin file, or an empty text.
 std::string known_variant(const BinHeader& header, std::uint64_t size) {
   if (header[1] == bin_version && header[2] >= 1 &&
       size == sizeof(header) + sizeof(std::uint32_t) * static_cast<std::uint64_t>(header[2]))

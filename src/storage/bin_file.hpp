@@ -36,7 +36,7 @@ class BinFile {
   const std::string& path() const { return path_; }
   const BinHeader& header() const { return header_; }
   std::uint64_t count() const { return static_cast<std::uint64_t>(header_[2]); }
-  /// Fills `tokens` with those from token `first` on. Throws Error(data) where they cannot be read.
+  /// Fills `tokens` with the tokens of the file from number `first` on. Throws Error(data) where they cannot be read.
   void read(std::uint64_t first, std::span<Token> tokens) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <utility>
 
@@ -53,9 +54,9 @@ File::File(const std::string& path, Sharing sharing, ExitCode code, Mode mode)
   } else {
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }
-  // From the format of HDF5 1.8 on what describes a file's contents has checksums, so that HDF5 refuses damage instead
-  // of crashing on it. That of 1.10 would mark files that are open for writing, and nobody could open a trace after its
-  // run was killed. HDF5 1.10 is to read what newer libraries write, too.
+  // From the format of HDF5 1.8 on, the structures that describe a file's contents have checksums, so that HDF5 refuses
+  // damage instead of crashing on it. The format of 1.10 would mark files that are open for writing, and nobody could
+  // open a trace after its run was killed. The upper bound lets HDF5 1.10 read what newer libraries write.
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110), "", "format versions");
   if (mode == Mode::create) {
     const Handle layout = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "", "file creation list");
@@ -82,10 +83,17 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   quietly([&] { device = state_of(path_, code_).device; });
   const bool known = !is_shared() && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
-  hid_t id = is_shared() ? open() : open_patiently(open);
-  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
+  const auto lock_now = [&] {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ == Mode::read ? LockKind::shared : LockKind::exclusive, code_); });
+    return state;
+  };
+  const auto may_pass = [&](int error) {
+    return error == EINTR || error == ESTALE || (passes(error) && lock_now() == LockState::free);
+  };
+  hid_t id = is_shared() ? open() : open_patiently(open, may_pass);
+  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
+    const LockState state = lock_now();
     if (state == LockState::held && passes(reason.error)) {
       throw Busy(code_, path_ + ": another program has it open, and HDF5's lock on it");
     }
@@ -144,7 +152,7 @@ void File::require_hard_link(const std::string& object) const {
                                           : "a link to another file; store the object in this one instead");
 }
 
-/// Whether the object is there. Throws where a link to somewhere else is on the way.
+/// Whether the object exists. Throws if a part of its path is a soft or external link.
 bool File::find(const std::string& object) const {
   for (std::size_t end = 0; end != std::string::npos;) {
     end = object.find('/', end + 1);
@@ -173,7 +181,8 @@ std::vector<std::string> File::members(const std::string& group) const {
   Locked locked;
   find(group);
   const Handle id = own(H5Gopen2(handle_.get(), group.c_str(), H5P_DEFAULT), H5Gclose, group, "no such group");
-  // In this order alone HDF5 reads the names one after the other: it crashes where it cannot read a table of them.
+  // Only in the native order does HDF5 read the names one by one. For other orders it reads a table of them, and
+  // crashes if it cannot.
   const auto add = [](hid_t, const char* name, const H5L_info_t*, void* names) -> herr_t {
     static_cast<std::vector<std::string>*>(names)->emplace_back(name);
     return 0;

@@ -1,9 +1,9 @@
 #pragma once
 // HDF5 files, slabs of datasets, and checksums. The HDF5 library may not be thread-safe: every function here takes one
-// process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code the
-// file was opened with; the message is one line that names the file, the object and HDF5's innermost reason. The cause
-// is Cause::damage where a file that is there does not hold what is asked of it, for no reason of the system's. Where
-// the system's reason is one that passes, as a lock that another program holds, the Error is a Busy of
+// process-wide lock, so a reader thread and the main thread may both call it. Failures throw Error with the code with
+// which the file was opened; the message is one line that names the file, the object and HDF5's innermost reason. The
+// cause is Cause::damage if the file exists but does not hold what is asked of it, and the system reports no failure.
+// If the system reports a reason that passes, such as a lock that another program holds, the Error is a Busy of
 // src/base/files.hpp.
 
 #include <hdf5.h>
@@ -25,9 +25,9 @@
 
 namespace nanorun::h5 {
 
-/// Called before MPI_Init and every use of HDF5; `argv` is that of main(). A process that was started to examine a file
-/// (src/storage/h5_structure.hpp) does that here and ends. HDF5 does not shut itself down at the end of the program or
-/// in MPI_Finalize, since it would crash where a file could not be closed: the program closes what it opens.
+/// Called before MPI_Init and every use of HDF5, with the argv of main(). A process that was started to examine a file
+/// (src/storage/h5_structure.hpp) does so here and ends. Keeps HDF5 from shutting itself down at the end of the program
+/// or in MPI_Finalize, where it would crash if a file could not be closed. The program closes what it opens.
 void start(char** argv);
 
 /// Owns one HDF5 identifier of any class.
@@ -113,8 +113,8 @@ class File {
   bool exists(const std::string& object) const;
   /// Names of the members of a group, sorted.
   std::vector<std::string> members(const std::string& group) const;
-  /// The shape of a contiguous dataset. Throws for one that is stored otherwise, as in chunks, and in a file opened
-  /// with open() also for one that claims more elements than the file can hold, so that callers may take memory for
+  /// The shape of a contiguous dataset. Throws if it is stored otherwise, for example in chunks. In a file from open()
+  /// also throws if the dataset claims more elements than the file can hold, so that callers may allocate memory for
   /// them.
   Extent shape(const std::string& dataset) const;
   /// shape() of a dataset that may be stored in chunks.

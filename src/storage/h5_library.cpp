@@ -46,7 +46,7 @@ Reason last_reason() {
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
   std::ranges::replace(reason.text, '\n', ' ');
-  // Of a system call HDF5 also tells the time, addresses and sizes.
+  // HDF5 adds the time, addresses and sizes to the message of a failed system call.
   constexpr std::string_view of_call = "error message = '";
   if (const auto at = reason.text.find(of_call); at != std::string::npos) {
     const std::string what = reason.text.substr(0, reason.text.find_first_of(",:"));
@@ -56,12 +56,11 @@ Reason last_reason() {
   return reason;
 }
 
-hid_t open_patiently(const std::function<hid_t()>& open) {
+hid_t open_patiently(const std::function<hid_t()>& open, const std::function<bool(int error)>& passes) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   while (true) {
     const hid_t id = open();
-    const int error = id < 0 ? last_reason().error : 0;
-    if ((error != EINTR && error != ESTALE) || std::chrono::steady_clock::now() >= end) return id;
+    if (id >= 0 || std::chrono::steady_clock::now() >= end || !passes(last_reason().error)) return id;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

@@ -45,7 +45,7 @@ bool has_attributes(const std::string& path) {
   return found != 0;
 }
 
-/// Of a file that HDF5 opens. What the program does not write, such as links, is foreign.
+/// Whether a file that HDF5 opens is foreign: it holds what the program does not write, such as links.
 bool is_foreign(const File& file, const std::string& path, const std::string& format) {
   try {
     if (file.has_attribute("/", "format")) return file.format() != format;
@@ -58,7 +58,7 @@ bool is_foreign(const File& file, const std::string& path, const std::string& fo
 }  // namespace
 
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code) {
-  if (kind_of_entry(path, code) != FileKind::regular) return false;
+  if (kind_of_entry(path, code) != FileKind::regular) return true;
   if (start_of(path, code) != signature) return !is_all_zeros(path, code);
   try {
     return is_foreign(File::open(path, {}, code), path, format);

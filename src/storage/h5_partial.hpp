@@ -1,5 +1,5 @@
 #pragma once
-// Files under the name that an HDF5 file of the program's has until it is complete.
+// Files with the name that an HDF5 file of this program has until it is complete.
 
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace nanorun::h5 {
 
-/// Whether a regular file of such a name is none that the program has written: it is neither an HDF5 file of this
-/// format, by its root's attribute `format`, nor what is left of the writing of one: an empty file, zeros throughout,
-/// HDF5 that cannot be opened, or HDF5 that holds nothing at all.
+/// Whether what has such a name is no file that the program has written: no regular file, or neither an HDF5 file of
+/// this format, by its root's attribute `format`, nor what is left of the writing of one: an empty file, zeros
+/// throughout, HDF5 that cannot be opened, or HDF5 that holds nothing at all.
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code);
 
 }  // namespace nanorun::h5

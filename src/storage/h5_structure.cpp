@@ -28,9 +28,9 @@ namespace {
 constexpr const char* examiner_name = "nanorun: examines an HDF5 file";  // in place of the program's
 constexpr int examined_descriptor = STDERR_FILENO + 1;
 constexpr const char* examined_path = "/proc/self/fd/3";
-constexpr rlim_t max_cpu_seconds = 60;  // of a process that examines a file, which for a sound one takes milliseconds
+constexpr rlim_t max_cpu_seconds = 60;  // for the process that examines a file; a sound file takes milliseconds
 constexpr int was_examined = 0, was_refused = 2;  // codes of that process; the second where HDF5 cannot open the file
-/// What HDF5 may die of in a damaged file; other signals come from outside.
+/// Signals by which a damaged file may kill HDF5; other signals come from outside.
 constexpr std::array crashes = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGXCPU};
 
 bool is_examiner = false;
@@ -60,7 +60,7 @@ bool is_bin(const Head& head) {
   return magic == bin_magic;
 }
 
-/// Of an HDF5 file: its superblock, which follows the signature, is of version 0 or 1, as are those without checksums.
+/// Whether an HDF5 file has a superblock of version 0 or 1, behind its signature: these versions have no checksums.
 bool is_of_old_format(const Head& head) { return head[8] < 2; }
 
 /// Whether a file of an old format has a driver block, which no driver in use here writes. HDF5 allocates up to 4 GiB
@@ -172,7 +172,7 @@ void File::examine_dataset(const std::string& name) const {
 }
 
 void File::examine_group(const std::string& name, int depth) const {
-  constexpr int max_depth = 5;  // of the program's own files: /muon/momentum/<numbers>/<tensor> and what would be in it
+  constexpr int max_depth = 5;  // the program's own files have /muon/momentum/<numbers>/<tensor>, and objects in it
   std::vector<std::string> names;
   examine_attributes(name);
   quietly([&] { names = members(name); });

@@ -41,7 +41,7 @@ class Pairs {
  private:
   static std::uint32_t pair_of(Token left, Token right) { return std::uint32_t{left} << 16 | right; }
 
-  /// Of the pair's slot, or of the free one where it belongs.
+  /// Index of the pair's slot, or of the free slot where it belongs.
   std::size_t place(Token left, Token right) const {
     const std::uint32_t pair = pair_of(left, right);
     std::size_t i = pair * 0x9e3779b97f4a7c15u >> shift_;
@@ -132,7 +132,7 @@ class PieceCache {
   static constexpr std::size_t max_bytes = 30, max_tokens = 16;
 
   struct Entry {
-    std::uint8_t size = 0, count = 0;  ///< of bytes, 0 where the entry is free; of tokens
+    std::uint8_t size = 0, count = 0;  ///< size in bytes, 0 where the entry is free; number of tokens
     std::array<char, max_bytes> bytes;
     std::array<Token, max_tokens> tokens;
 

@@ -1,11 +1,11 @@
 #pragma once
 // GPT-2's byte-pair encoding: text to tokens and back.
 //
-// The text is split into pieces (src/tokenizer/tokenizer_split.hpp). In each piece, from its bytes on, the two
-// neighbours whose merge comes first in the table become one token, the leftmost such two first, until none are left
-// that merge. Text that spells <|endoftext|> is text like any other; other tokens that a tokenizer.json adds are cut
-// out of the text first (src/tokenizer/tokenizer_added). Bytes that are not UTF-8 become U+FFFD, one for each maximal
-// part of a character that is not completed and for each byte that begins none.
+// The text is split into pieces (src/tokenizer/tokenizer_split.hpp). A piece begins as one token per byte. The two
+// neighbours whose merge has the lowest rank in the table become one token, the leftmost pair among equals. This
+// repeats until no neighbours have a merge. Text that spells <|endoftext|> is text like any other; other tokens that a
+// tokenizer.json adds are cut out of the text first (src/tokenizer/tokenizer_added). Bytes that are not UTF-8 become
+// U+FFFD, as mended_utf8() does it (src/base/utf8.hpp).
 
 #include <array>
 #include <cstdint>

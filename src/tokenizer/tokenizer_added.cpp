@@ -25,7 +25,7 @@ void AddedTokens::cut(std::string_view text, const std::function<void(std::strin
 
 void AddedTokens::cut_at(const Texts& texts, std::string_view text, const std::function<void(std::string_view)>& words,
                          const std::function<void(Token)>& token) {
-  std::size_t begin = 0;  // of the words before the next token
+  std::size_t begin = 0;  // where the text before the next added token begins
   for (std::size_t at = 0; at < text.size();) {
     const auto& candidates = texts[static_cast<unsigned char>(text[at])];
     const auto found = std::ranges::find_if(

@@ -17,9 +17,9 @@ struct AddedToken {
   bool normalized;  ///< cut out only after all tokens without this mark
 };
 
-/// Cuts texts at the added tokens as Hugging Face's tokenizers library does where nothing is normalized: first at
-/// those that are not marked, then what is left of the text at the others; each time the leftmost, of these the
-/// longest.
+/// Cuts texts at the added tokens as Hugging Face's tokenizers library does without a normalizer: first at the tokens
+/// that are not marked `normalized`, then the rest of the text at the marked ones. Each time it cuts at the leftmost
+/// token, and at the longest one that begins there.
 class AddedTokens {
  public:
   explicit AddedTokens(const std::vector<AddedToken>& tokens);

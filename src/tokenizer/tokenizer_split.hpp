@@ -9,7 +9,7 @@ namespace nanorun {
 
 /// Finds the pieces of GPT-2's pattern
 ///   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-/// where \s is Unicode's White_Space. \p{L} and \p{N} are those of the Unicode version of the PCRE2 library.
+/// where \s is Unicode's White_Space. \p{L} and \p{N} follow the Unicode version of the PCRE2 library.
 class Splitter {
  public:
   Splitter();
@@ -25,8 +25,8 @@ class Splitter {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The last place within the text where it may be cut, so that both parts have the pieces of the whole whatever follows
-/// the text: before an ASCII blank that follows something else than a blank. 0 where there is none.
+/// The last position at which the text may be cut, so that its two parts have the same pieces as the whole, whatever
+/// follows the text: before an ASCII blank that follows a character that is no blank. 0 where there is none.
 std::size_t last_cut(std::string_view text);
 
 }  // namespace nanorun

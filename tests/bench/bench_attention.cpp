@@ -70,7 +70,7 @@ std::vector<Token> document_tokens(int length, int mean) {
 
 struct Attention {
   int length, heads, width;
-  int token_rows;  ///< of each head: two where heads are paired
+  int token_rows;  ///< rows of a token in each head: two where heads are paired
   OwnedMask host_mask;
   std::int64_t head_blocks = 0;  ///< allowed blocks of a head
   kernels::AttentionMask mask;

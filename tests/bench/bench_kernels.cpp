@@ -122,7 +122,7 @@ void attention_input(benchmark::State& state) {
   for (int t = 0; t < tokens; ++t) index[t] = static_cast<Token>(t * 7919 % vocabulary);
   for (auto _ : state) {
     kernels::portable::attention_input_forward<float>({}, qk, v, rstd, qkv, {heads, cos, sin},
-                                                      {lambda, false, table, index.data()}, 1e-5);
+                                                      {.lambda = lambda, .source = table, .index = index.data()}, 1e-5);
   }
   count(state, 0, 7 * tensor_bytes(tokens, width));
 }
@@ -167,7 +167,8 @@ void lm_head(benchmark::State& state) {
   const kernels::LmHeadOptions options{.precision = precision, .scale_x = 2, .scale_w = 512, .scale_g = 0x1p19};
   std::vector<std::byte> workspace(ops::lm_head_workspace<float>(tokens, vocabulary, width, precision));
   double loss = 0;
-  for (auto _ : state) ops::lm_head_loss_backward<float>({}, &loss, d_x, d_w, false, x, w, targets, options, workspace);
+  for (auto _ : state)
+    ops::lm_head_loss_backward<float>({}, &loss, d_x, d_w, ops::Output::overwrite, x, w, targets, options, workspace);
   count(state, 6.0 * tokens * width * vocabulary, 0);
 }
 BENCHMARK(lm_head)->ArgName("fp8")->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond);

@@ -65,13 +65,16 @@ class Values {
   std::size_t size_;
 };
 
+/// Of a GEMM, whose rate the figures are compared with.
+enum class Operands { bf16, fp8 };
+
 /// Runs `work` once to warm up, then times runs, so many at a time that the host's calls do not count, each time after
 /// `prepare`; `flops` and `bytes` are those of one run.
 template <class Work>
 void measure(
-    benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, bool fp8 = false,
+    benchmark::State& state, double flops, double bytes, Work&& work, int runs = 1, Operands operands = Operands::bf16,
     const std::function<void()>& prepare = [] {}) {
-  const double ceiling = fp8 ? bench::gemm_rate<e4m3>() : bench::gemm_rate<bf16>();
+  const double ceiling = operands == Operands::fp8 ? bench::gemm_rate<e4m3>() : bench::gemm_rate<bf16>();
   const bench::DeviceTimer timer;
   double total = 0;
   prepare();
@@ -100,7 +103,7 @@ void copy(benchmark::State& state) {
           [&] { check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice)); });
 }
 
-enum class Linear { add_forward, backward_input, backward_weight, relu2_forward, relu2_backward };
+enum class Linear { forward, backward_input, backward_weight, relu2_forward, relu2_backward };
 
 /// x [rows, in], w [out, in]
 void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
@@ -114,12 +117,12 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
   }
   measure(state, 2.0 * m * n * k, 0, [&] {
     switch (op) {
-      case Linear::add_forward:
-        return cuda::linear_add_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
+      case Linear::forward:
+        return cuda::linear_forward<bf16>(stream, y.mat(rows, out), x_in, w_in, Output::accumulate);
       case Linear::backward_input:
         return cuda::linear_backward_input<bf16>(stream, d_x.mat(rows, in), y_in, w_in);
       case Linear::backward_weight:
-        return cuda::linear_backward_weight<bf16>(stream, d_w.mat(out, in), y_in, x_in, false);
+        return cuda::linear_backward_weight<bf16>(stream, d_w.mat(out, in), y_in, x_in, Output::overwrite);
       case Linear::relu2_forward:
         return cuda::linear_relu2_forward<bf16>(stream, y.mat(rows, out), x_in, w_in);
       case Linear::relu2_backward:
@@ -155,7 +158,7 @@ void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int i
       cuda::linear_forward_fp8<bf16>(stream, y.mat(rows, out), x_in, scale_x, w_in, scale_w, workspace, hq);
     }
   };
-  measure(state, 2.0 * m * n * k, 0, work, 1, true);
+  measure(state, 2.0 * m * n * k, 0, work, 1, Operands::fp8);
 }
 
 /// cuBLASLt's, for comparison: operands are quantised already.
@@ -168,7 +171,7 @@ void gemm_e4m3(benchmark::State& state, int rows, int in, int out) {
                                  Mat<const e4m3>(x.data(), rows, in), cuda::Op::transpose,
                                  Mat<const e4m3>(w.data(), out, in), y.mat(rows, out));
   };
-  measure(state, 2.0 * m * n * k, 0, work, 1, true);
+  measure(state, 2.0 * m * n * k, 0, work, 1, Operands::fp8);
 }
 
 void max_magnitude(benchmark::State& state, int rows, int cols) {
@@ -178,24 +181,29 @@ void max_magnitude(benchmark::State& state, int rows, int cols) {
   measure(state, 0, 2.0 * rows * cols, [&] { cuda::max_magnitude<bf16>(stream, magnitudes); });
 }
 
-/// `table`: one that the values mix in.
-void attention_projection(benchmark::State& state, bool table, bool paired, bool key_offset) {
+struct Projection {
+  bool table = false;  ///< one that the values mix in
+  bool paired = false, key_offset = false;
+};
+
+void attention_projection(benchmark::State& state, const Projection& with) {
   constexpr int heads = 6, pairs = 64;
   const Values<bf16> x(std::size_t{tokens} * width), w(std::size_t{3} * width * width, 0.05f),
       qkv(std::size_t{3} * (tokens + 1) * width), v_out(std::size_t{tokens} * width),
       u(std::size_t{vocabulary} * width);
   const Values<float> rstd(std::size_t{2} * heads * tokens), angles(std::size_t{2} * tokens * pairs), lambda(2);
   const Values<Token> ids(tokens);
-  const Mat<const float> cos = angles.mat(paired ? 2 * tokens : tokens, pairs);
-  ValueResidual<bf16> residual{lambda.data(), false, {}, nullptr};
-  if (table) {
+  const Mat<const float> cos = angles.mat(with.paired ? 2 * tokens : tokens, pairs);
+  ValueResidual<bf16> residual{.lambda = lambda.data()};
+  if (with.table) {
     residual.source = u.mat(vocabulary, width);
     residual.index = ids.data();
   }
   measure(state, 6.0 * tokens * width * width, 0, [&] {
-    cuda::attention_projection_forward<bf16>(stream, qkv.mat(tokens + key_offset, 3 * width), v_out.mat(tokens, width),
-                                             rstd.mat(tokens, 2 * heads), x.mat(tokens, width), w.mat(3 * width, width),
-                                             {heads, cos, cos, paired, key_offset}, residual, 1.0 / 128);
+    cuda::attention_projection_forward<bf16>(stream, qkv.mat(tokens + with.key_offset, 3 * width),
+                                             v_out.mat(tokens, width), rstd.mat(tokens, 2 * heads),
+                                             x.mat(tokens, width), w.mat(3 * width, width),
+                                             {heads, cos, cos, with.paired, with.key_offset}, residual, 1.0 / 128);
   });
 }
 
@@ -214,13 +222,14 @@ void head(benchmark::State& state, LmHeadPrecision precision, bool backward) {
   state.counters["workspace_GB"] = static_cast<double>(scratch.size()) * 1e-9;
   const auto work = [&] {
     if (backward) {
-      cuda::lm_head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width), false, x_in,
-                                        w_in, target_in, options, workspace);
+      cuda::lm_head_loss_backward<bf16>(stream, sum, d_x.mat(tokens, width), d_w.mat(vocabulary, width),
+                                        Output::overwrite, x_in, w_in, target_in, options, workspace);
     } else {
       cuda::lm_head_loss_forward<bf16>(stream, sum, x_in, w_in, target_in, options, workspace);
     }
   };
-  measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, work, 1, precision == LmHeadPrecision::fp8);
+  measure(state, (backward ? 6.0 : 2.0) * tokens * width * vocabulary, 0, work, 1,
+          precision == LmHeadPrecision::fp8 ? Operands::fp8 : Operands::bf16);
 }
 
 enum class Gradient { none, bf16, fp8 };
@@ -254,8 +263,8 @@ void softcap(benchmark::State& state, Gradient gradient, bool record89) {
         cuda::softcap_gradient_fp8(stream, loss.data(), in, 16);
     }
   };
-  const double bytes = gradient == Gradient::none ? 2 : gradient == Gradient::bf16 ? 4 : 3;  // of an element
-  measure(state, 0, bytes * static_cast<double>(size), work, 1, false,
+  const double bytes = gradient == Gradient::none ? 2 : gradient == Gradient::bf16 ? 4 : 3;  // bytes of an element
+  measure(state, 0, bytes * static_cast<double>(size), work, 1, Operands::bf16,
           [&] { check(cudaMemcpyAsync(z.data(), logits.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice)); });
 }
 
@@ -266,8 +275,10 @@ void lm_head_weight_gradient(benchmark::State& state, int rows) {
   const Values<float> d_w(std::size_t{vocabulary} * width);
   const Mat<const e5m2> g_in(g.data(), rows, vocabulary, 2 * vocabulary);
   const Mat<const e4m3> x_in(x_t.data(), width, rows);
-  const auto work = [&] { cuda::lm_head_weight_gradient(stream, d_w.mat(vocabulary, width), true, 1, g_in, x_in); };
-  measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, true);
+  const auto work = [&] {
+    cuda::lm_head_weight_gradient(stream, d_w.mat(vocabulary, width), Output::accumulate, 1, g_in, x_in);
+  };
+  measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, Operands::fp8);
 }
 
 /// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if all
@@ -287,11 +298,13 @@ void polar_factor(benchmark::State& state, const PolarIteration& iteration, int 
       4);
 }
 
+enum class Addend : bool { no, yes };
+
 /// GEMMs of `count` [width, cols] with their transposes, by the symmetric kernel or in full; the rate is the latter's.
-void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, bool with_addend) {
+void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, Addend with) {
   const std::size_t square = std::size_t{width} * width;
   const Values<bf16> x(count * std::size_t{width} * cols), addend(count * square), out(count * square);
-  const cuda::GemmOptions options{.alpha = 2, .beta = with_addend ? -4.0f : 0.0f, .count = count};
+  const cuda::GemmOptions options{.alpha = 2, .beta = with == Addend::yes ? -4.0f : 0.0f, .count = count};
   const Mat<const bf16> x_in = x.mat(width, cols), addend_in = addend.mat(width, width);
   measure(
       state, 2.0 * count * square * cols, 0,
@@ -322,7 +335,7 @@ void add_linear(const char* name, Linear op, int rows, int in, int out) {
       [=](benchmark::State& state) { linear(state, op, rows, in, out); });
 }
 
-/// The MLP in fp8, beside linear_relu2_forward and linear_add_forward in bf16.
+/// The MLP in fp8, beside linear_relu2_forward and linear_forward in bf16.
 void add_mlp_fp8(int rows) {
   for (const bool up : {true, false}) {
     const int in = up ? width : hidden, out = up ? hidden : width;
@@ -337,9 +350,8 @@ void add_mlp_fp8(int rows) {
       [=](benchmark::State& state) { max_magnitude(state, rows, width); });
 }
 
-void add_projection(const char* name, bool table, bool paired, bool key_offset) {
-  add(std::string("attention_projection/") + name,
-      [=](benchmark::State& state) { attention_projection(state, table, paired, key_offset); });
+void add_projection(const char* name, const Projection& with) {
+  add(std::string("attention_projection/") + name, [=](benchmark::State& state) { attention_projection(state, with); });
 }
 
 void add_polar_factor(const char* name, const PolarIteration& iteration, int count, int rows, int cols) {
@@ -347,10 +359,10 @@ void add_polar_factor(const char* name, const PolarIteration& iteration, int cou
       [=](benchmark::State& state) { polar_factor(state, iteration, count, rows, cols); });
 }
 
-void add_symmetric_gemm(bool own, int count, int cols, bool with_addend) {
+void add_symmetric_gemm(bool own, int count, int cols, Addend with) {
   add(std::string(own ? "symmetric_gemm/" : "full_gemm/") + std::to_string(count) + "x" + std::to_string(cols) +
-          (with_addend ? "/add" : ""),
-      [=](benchmark::State& state) { symmetric_gemm(state, own, count, cols, with_addend); });
+          (with == Addend::yes ? "/add" : ""),
+      [=](benchmark::State& state) { symmetric_gemm(state, own, count, cols, with); });
 }
 
 void add_all() {
@@ -360,15 +372,15 @@ void add_all() {
     add_linear("linear_backward_input", Linear::backward_input, tokens, in, out);
     add_linear("linear_backward_weight", Linear::backward_weight, tokens, in, out);
   }
-  add_linear("linear_add_forward", Linear::add_forward, tokens, width, width);
-  add_linear("linear_add_forward", Linear::add_forward, tokens, hidden, width);
+  add_linear("linear_forward", Linear::forward, tokens, width, width);
+  add_linear("linear_forward", Linear::forward, tokens, hidden, width);
   add_linear("linear_relu2_forward", Linear::relu2_forward, tokens, width, hidden);
   add_linear("linear_relu2_backward", Linear::relu2_backward, tokens, hidden, width);
   for (const int rows : {16384, tokens}) add_mlp_fp8(rows);
-  add_projection("plain", false, false, false);
-  add_projection("table", true, false, false);
-  add_projection("paired", false, true, false);
-  add_projection("key_offset", false, false, true);
+  add_projection("plain", {});
+  add_projection("table", {.table = true});
+  add_projection("paired", {.paired = true});
+  add_projection("key_offset", {.key_offset = true});
   for (const bool backward : {false, true}) {
     const std::string name = backward ? "lm_head_loss_backward" : "lm_head_loss_forward";
     add(name + "/working", [=](benchmark::State& state) { head(state, LmHeadPrecision::working, backward); });
@@ -389,15 +401,15 @@ void add_all() {
   for (const int count : {24, 12, 6, 3}) {
     add_polar_factor("newton_schulz", newton_schulz_iteration, count, width, hidden);
   }
-  // Those of record 89: pairs of heads of queries and keys; values and outputs; MLPs.
+  // Shapes of record 89: pairs of heads of queries and keys; values and outputs; MLPs.
   add_polar_factor("polar_express", polar_express_iteration, 60, 256, width);
   add_polar_factor("polar_express", polar_express_iteration, 20, width, width);
   add_polar_factor("polar_express", polar_express_iteration, 22, width, hidden);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
-      add_symmetric_gemm(own, count, width, false);
-      add_symmetric_gemm(own, count, width, true);
-      if (count < 44) add_symmetric_gemm(own, count, hidden, false);
+      add_symmetric_gemm(own, count, width, Addend::no);
+      add_symmetric_gemm(own, count, width, Addend::yes);
+      if (count < 44) add_symmetric_gemm(own, count, hidden, Addend::no);
     }
   }
 }

@@ -73,19 +73,19 @@ void attention_xsa_backward(benchmark::State& state) {
 
 /// Argument: whether the product is added.
 void attention_scale_forward(benchmark::State& state) {
-  const bool add = state.range(0) != 0;
+  const Output output = accumulate_if(state.range(0) != 0);
   Tensor<bf16> x(tokens, width), out(tokens, width);
   Tensor<float> s(tokens, heads);
-  measure(state, (add ? 3 : 2) * narrow + 4.0 * heads * tokens,
-          [&] { cuda::attention_scale_forward<bf16>(stream, out, x, s, heads, add); });
+  measure(state, (output == Output::accumulate ? 3 : 2) * narrow + 4.0 * heads * tokens,
+          [&] { cuda::attention_scale_forward<bf16>(stream, out, x, s, heads, output); });
 }
 
 void attention_scale_backward(benchmark::State& state) {
-  const bool add = state.range(0) != 0;
+  const Output output = accumulate_if(state.range(0) != 0);
   Tensor<bf16> x(tokens, width), d_x(tokens, width), d_out(tokens, width);
   Tensor<float> s(tokens, heads), d_s(tokens, heads);
-  measure(state, (add ? 4 : 3) * narrow + 12.0 * heads * tokens,
-          [&] { cuda::attention_scale_backward<bf16>(stream, d_x, d_s, d_out, x, s, heads, add); });
+  measure(state, (output == Output::accumulate ? 4 : 3) * narrow + 12.0 * heads * tokens,
+          [&] { cuda::attention_scale_backward<bf16>(stream, d_x, d_s, d_out, x, s, heads, output); });
 }
 
 /// Gates of value embeddings, which read six columns of each of two streams.
@@ -112,7 +112,7 @@ void attention_gate_backward(benchmark::State& state) {
   });
 }
 
-/// Of five mixes that have the coefficients of both streams per token.
+/// Five mixes with coefficients per token for both streams.
 void shared_streams_backward(benchmark::State& state) {
   constexpr int mixes = 5;
   Tensor<bf16> g(mixes * tokens, width), x0(tokens, width), bigram(tokens, width), d_x0(tokens, width),
@@ -123,7 +123,8 @@ void shared_streams_backward(benchmark::State& state) {
     list[m].g = Mat<bf16>(g).row_block(m * tokens, tokens);
     for (int i = 0; i < 2; ++i) {
       const int column = 2 * m + i;
-      list[m].coefficient[i] = {true, {}, {gates.data + column, d_gates.data + column, 2 * mixes}};
+      list[m].coefficient[i] = {
+          .present = true, .scalar = {}, .per_token = {gates.data + column, d_gates.data + column, 2 * mixes}};
     }
   }
   measure(state, (mixes + 4) * narrow + 3.0 * 4 * 2 * mixes * tokens, [&] {
@@ -345,7 +346,7 @@ void take_rows(benchmark::State& state) {
   measure(state, rows.bytes(), [&] { rows.take(); });
 }
 
-/// Likewise.
+/// Argument: the format.
 void add_decoded_rows(benchmark::State& state) {
   const TravellingRows rows(static_cast<WireFormat>(state.range(0)));
   measure(state, rows.bytes(), [&] { rows.add(); });
@@ -355,8 +356,8 @@ NANORUN_BENCHMARK(coefficient_net_forward);
 NANORUN_BENCHMARK(coefficient_net_backward);
 NANORUN_BENCHMARK(attention_xsa_forward)->ArgName("xsa")->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_xsa_backward)->ArgName("xsa")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(attention_scale_forward)->ArgName("add")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(attention_scale_backward)->ArgName("add")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_scale_forward)->ArgName("accumulate")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(attention_scale_backward)->ArgName("accumulate")->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_gate_forward);
 NANORUN_BENCHMARK(attention_gate_backward);
 NANORUN_BENCHMARK(shared_streams_backward);

@@ -32,13 +32,13 @@ void rms_norm_backward(benchmark::State& state) {
   Tensor<bf16> d_x(tokens, width), out(tokens, width), d_out(tokens, width);
   Tensor<float> rstd(tokens);
   measure(state, 4 * narrow + 4.0 * tokens,
-          [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out, true); });
+          [&] { cuda::rms_norm_backward<bf16>({}, d_x, out, rstd.flat(), d_out, Output::accumulate); });
 }
 
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
 struct UnetMix {
   explicit UnetMix(bool skips) {
-    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i}; };
     terms.resize(skips ? 3 : 2);
     terms[0].source = x_prev;
     terms[0].d_source = d_x;
@@ -80,7 +80,7 @@ void mix_backward(benchmark::State& state) {
 /// streams join by numbers per token, and which hands over the gradient of its sum.
 struct NormMix {
   explicit NormMix(bool attention) {
-    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i, false}; };
+    const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i}; };
     terms.resize(attention ? 4 : 2);
     terms[0].source = n_prev;
     terms[0].rstd = rstd_prev.data;
@@ -129,7 +129,7 @@ void attention_input_backward(benchmark::State& state) {
   Tensor<float> d_q(tokens, width);
   Tensor<bf16> d_rows(tokens, width);
   Tensor<Token> ids(tokens);
-  ValueResidual<bf16> residual{lambda.data, false, {}, nullptr};
+  ValueResidual<bf16> residual{.lambda = lambda.data};
   ValueResidualGradients<bf16> d_residual{d_lambda.data, {}, {}};
   double bytes = 10 * narrow + 4.0 * tokens * (2 * heads + head_dim);
   if (state.range(0)) {
@@ -220,7 +220,7 @@ void muon_momentum(benchmark::State& state) {
           [&] { cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
 }
 
-/// Likewise.
+/// Argument: whether they are tall.
 void muon_apply(benchmark::State& state) {
   MuonMatrices m(state.range(0) != 0);
   const MuonBatch<bf16> batches[] = {m.batch, m.other};

@@ -44,8 +44,11 @@ inline void turn(float* to, const float* from, int rows, int cols) {
     for (int c = 0; c < cols; ++c) to[c * rows + r] = from[r * cols + c];
 }
 
-/// The matrices of all pieces, tall ones transposed; and back with `back`.
-inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, bool back = false) {
+enum class Direction { there, back };
+
+/// The matrices of all pieces, tall ones transposed; and back.
+inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, Direction direction = Direction::there) {
+  const bool back = direction == Direction::back;
   Vector<float> wide = x;
   std::size_t at = 0;
   for (const auto& [count, rows, cols] : shapes) {
@@ -56,6 +59,8 @@ inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, bool 
   return wide;
 }
 
+enum class Rule { muon, normuon };
+
 /// Matrices of several batches, with their state, in device memory.
 struct MuonMatrices {
   DeviceVector<float> weights, gradients, momentum;
@@ -64,8 +69,8 @@ struct MuonMatrices {
   std::vector<MuonBatch<bf16>> batches;
   MatrixBatch<bf16> wide;
 
-  explicit MuonMatrices(const Shapes& shapes, bool normuon = false)
-      : MuonMatrices(shapes, normuon, size_of(shapes), shape_of(shapes)) {}
+  explicit MuonMatrices(const Shapes& shapes, Rule rule = Rule::muon)
+      : MuonMatrices(shapes, rule, size_of(shapes), shape_of(shapes)) {}
 
   void set(const DeviceVector<float>& tensor, const Vector<float>& values) const {
     cuda_check(cudaMemcpy(tensor.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice));
@@ -87,7 +92,7 @@ struct MuonMatrices {
     for (const Shape& s : shapes) batches.push_back({s.count, s.rows, s.cols});
     return cuda::wide_matrices(batches);
   }
-  MuonMatrices(const Shapes& shapes, bool normuon, std::size_t size, MatrixBatch<bf16> shape)
+  MuonMatrices(const Shapes& shapes, Rule rule, std::size_t size, MatrixBatch<bf16> shape)
       : weights(Vector<float>(size)),
         gradients(Vector<float>(size)),
         momentum(Vector<float>(size)),
@@ -100,7 +105,7 @@ struct MuonMatrices {
     std::size_t at = 0, neuron = 0;
     for (const auto& [count, rows, cols] : shapes) {
       batches.push_back({count, rows, cols, weights.data() + at, gradients.data() + at, momentum.data() + at,
-                         copy.data() + at, normuon ? second_moment.data() + neuron : nullptr});
+                         copy.data() + at, rule == Rule::normuon ? second_moment.data() + neuron : nullptr});
       at += batches.back().size();
       neuron += static_cast<std::size_t>(count) * normuon_neurons(rows, cols);
     }

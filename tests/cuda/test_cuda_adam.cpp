@@ -65,9 +65,13 @@ void compare(int n, int first, const AdamOptions& options) {
   for (const int i : {0, 1}) EXPECT_NEAR(squares.added(i), host_squares[i], spacing_squares * host_squares[i]) << i;
 }
 
-constexpr AdamOptions rounding(AdamOptions options, bool weights, bool moments) {
-  options.round_weights = weights;
-  options.round_moments = moments;
+struct Rounded {
+  bool weights = false, moments = false;
+};
+
+constexpr AdamOptions rounding(AdamOptions options, Rounded rounded) {
+  options.round_weights = rounded.weights;
+  options.round_moments = rounded.moments;
   return options;
 }
 
@@ -75,8 +79,8 @@ constexpr AdamOptions rounding(AdamOptions options, bool weights, bool moments) 
 void compare_formats(int n, int first, const AdamOptions& options) {
   compare<float>(n, first, options);
   compare<bf16>(n, first, options);
-  const AdamOptions weights = rounding(options, true, false), moments = rounding(options, false, true),
-                    both = rounding(options, true, true);
+  const AdamOptions weights = rounding(options, {.weights = true}), moments = rounding(options, {.moments = true}),
+                    both = rounding(options, {.weights = true, .moments = true});
   compare<float>(n, first, both);
   compare<bf16>(n, first, both);
   compare<bf16, bf16>(n, first, weights);
@@ -97,7 +101,7 @@ TEST(CudaAdam, SmallSizesMatchPortable) {
 TEST(CudaAdam, RecipeSizeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare<bf16>(50304 * 768, 0, plain);
-  compare<bf16, bf16, bf16>(50304 * 768, 0, rounding(plain, true, true));
+  compare<bf16, bf16, bf16>(50304 * 768, 0, rounding(plain, {.weights = true, .moments = true}));
 }
 
 /// The sums of squares, together, of one update whose last gradient and weight are these, all others small.

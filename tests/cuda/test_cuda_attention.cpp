@@ -59,7 +59,7 @@ struct Case {
   int width() const { return heads * head_dim; }
   Rows all() const { return {0, length}; }
   OwnedMask mask() const { return mask(all()); }
-  /// Of these rows, as if no others were.
+  /// Mask of these rows alone.
   OwnedMask mask(Rows rows) const {
     test::Vector<Token> tokens(rows.count, 7);
     for (const int t : document_begins) {
@@ -160,7 +160,7 @@ struct Problem {
 
   /// What the portable implementation computes from the same inputs, in float; backward these include the device's y.
   HeadResult expected(int head, const test::Vector<float>& device_y) const { return expected(head, device_y, c.all()); }
-  /// The same of these rows, as if no others were.
+  /// What the portable implementation computes from these rows alone.
   HeadResult expected(int head, const test::Vector<float>& device_y, Rows rows) const {
     const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim, rows); };
     test::Vector<float> q = input(0), k = input(1), v = input(2),

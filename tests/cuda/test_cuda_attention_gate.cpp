@@ -18,22 +18,23 @@ struct Shape {
   int rows, heads, head_dim, groups, pad = 0;  ///< rows lie `pad` elements further apart than they must
 };
 
-void compare(const Shape& shape, bool add) {
-  SCOPED_TRACE(std::to_string(shape.rows) + " rows, " + std::to_string(shape.groups) + " groups, add " +
-               std::to_string(add));
+void compare(const Shape& shape, Output output) {
+  SCOPED_TRACE(std::to_string(shape.rows) + " rows, " + std::to_string(shape.groups) + " groups, " +
+               (output == Output::accumulate ? "accumulate" : "overwrite"));
   const int cols = shape.heads * shape.head_dim, ld = cols + shape.pad;
   Tensor<bf16> x(shape.rows, cols, 1, {-1, 1}, ld), d_out(shape.rows, cols, 2, {-1, 1}, ld);
   Tensor<float> s(shape.rows, shape.groups, 3), d_s(shape.rows, shape.groups, 4);
-  Tensor<bf16> out =
-      add ? Tensor<bf16>(shape.rows, cols, 5, {-1, 1}, ld) : Tensor<bf16>::poisoned(shape.rows, cols, ld);
-  Tensor<bf16> d_x = add ? Tensor<bf16>(shape.rows, cols, 6) : Tensor<bf16>::poisoned(shape.rows, cols);
-  portable::attention_scale_forward<float>({}, out.host(), x.host(), s.host(), shape.heads, add);
-  cuda::attention_scale_forward<bf16>({}, out.device(), x.device(), s.device(), shape.heads, add);
+  Tensor<bf16> out = output == Output::accumulate ? Tensor<bf16>(shape.rows, cols, 5, {-1, 1}, ld)
+                                                  : Tensor<bf16>::poisoned(shape.rows, cols, ld);
+  Tensor<bf16> d_x =
+      output == Output::accumulate ? Tensor<bf16>(shape.rows, cols, 6) : Tensor<bf16>::poisoned(shape.rows, cols);
+  portable::attention_scale_forward<float>({}, out.host(), x.host(), s.host(), shape.heads, output);
+  cuda::attention_scale_forward<bf16>({}, out.device(), x.device(), s.device(), shape.heads, output);
   out.expect_match("out");
   portable::attention_scale_backward<float>({}, d_x.host(), d_s.host(), d_out.host(), x.host(), s.host(), shape.heads,
-                                            add);
+                                            output);
   cuda::attention_scale_backward<bf16>({}, d_x.device(), d_s.device(), d_out.device(), x.device(), s.device(),
-                                       shape.heads, add);
+                                       shape.heads, output);
   d_x.expect_match("d_x");
   d_s.expect_match("d_s", 2e-5, 1e-5);
 }
@@ -42,7 +43,7 @@ TEST(CudaHeadScale, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Shape& shape :
        {Shape{1, 1, 8, 1}, Shape{9, 6, 24, 3, 8}, Shape{40, 6, 128, 6, 768}, Shape{33, 6, 128, 1}}) {
-    for (const bool add : {false, true}) compare(shape, add);
+    for (const Output output : {Output::overwrite, Output::accumulate}) compare(shape, output);
   }
 }
 
@@ -50,11 +51,12 @@ TEST(CudaHeadScale, OutputsMayReplaceInputs) {
   SKIP_WITHOUT_DEVICE();
   Tensor<bf16> x(40, 768, 1), d_out(40, 768, 2);
   Tensor<float> s(40, 6, 3), d_s(40, 6, 4);
-  portable::attention_scale_backward<float>({}, d_out.host(), d_s.host(), d_out.host(), x.host(), s.host(), 6, false);
+  portable::attention_scale_backward<float>({}, d_out.host(), d_s.host(), d_out.host(), x.host(), s.host(), 6,
+                                            Output::overwrite);
   cuda::attention_scale_backward<bf16>({}, d_out.device(), d_s.device(), d_out.device(), x.device(), s.device(), 6,
-                                       false);
-  portable::attention_scale_forward<float>({}, x.host(), x.host(), s.host(), 6, false);
-  cuda::attention_scale_forward<bf16>({}, x.device(), x.device(), s.device(), 6, false);
+                                       Output::overwrite);
+  portable::attention_scale_forward<float>({}, x.host(), x.host(), s.host(), 6, Output::overwrite);
+  cuda::attention_scale_forward<bf16>({}, x.device(), x.device(), s.device(), 6, Output::overwrite);
   x.expect_match("x");
   d_out.expect_match("d_out");
   d_s.expect_match("d_s", 2e-5, 1e-5);
@@ -62,12 +64,12 @@ TEST(CudaHeadScale, OutputsMayReplaceInputs) {
 
 TEST(CudaHeadScale, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare({49152, 6, 128, 6}, false);
+  compare({49152, 6, 128, 6}, Output::overwrite);
 }
 
 TEST(CudaHeadScale, RefusesOtherHeadWidths) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(compare({4, 2, 12, 2}, false), std::invalid_argument);
+  EXPECT_THROW(compare({4, 2, 12, 2}, Output::overwrite), std::invalid_argument);
 }
 
 /// Gates from the first columns of streams that are 64 wide.

@@ -52,8 +52,9 @@ struct Case {
         d_rows(rows, width, 14) {}
 
   ValueResidual<float> host_residual() {
-    ValueResidual<float> residual{
-        lambda.host().data, source == Source::interpolated, {}, nullptr, source == Source::unit};
+    ValueResidual<float> residual{.lambda = lambda.host().data,
+                                  .interpolate = source == Source::interpolated,
+                                  .unit_source = source == Source::unit};
     if (source != Source::none) residual.source = u.host();
     if (source == Source::table) residual.index = tokens.host.data();
     return residual;
@@ -131,13 +132,16 @@ struct Case {
   Tensor<bf16> d_rows;
 };
 
-void compare(int rows, const Heads& heads, Source source, bool extra = false) {
+/// Whether values have a further gradient.
+enum class Extra : bool { no, yes };
+
+void compare(int rows, const Heads& heads, Source source, Extra extra = Extra::no) {
   SCOPED_TRACE(std::to_string(rows) + " rows, D " + std::to_string(heads.dim) + ", source " +
                std::to_string(static_cast<int>(source)));
   Case c(rows, heads, source);
   Mat<const float> host_extra;
   Mat<const bf16> device_extra;
-  if (extra) {
+  if (extra == Extra::yes) {
     host_extra = c.d_v_extra.host();
     device_extra = c.d_v_extra.device();
   }
@@ -159,14 +163,14 @@ TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
     compare(30, {2, 64}, source);
     compare(21, {6, 128}, source);
     compare(4, {1, 512}, source);
-    compare(37, {6, 16, true}, source);
-    compare(21, {6, 128, true}, source);
-    compare(37, {3, 16}, source, true);
-    compare(21, {6, 128}, source, true);
-    compare(1, {1, 128, false, true}, source);
-    compare(2, {3, 32, false, true}, source);
-    compare(37, {6, 64, true, true}, source, true);
-    compare(21, {6, 128, false, true}, source);
+    compare(37, {.count = 6, .dim = 16, .paired = true}, source);
+    compare(21, {.count = 6, .dim = 128, .paired = true}, source);
+    compare(37, {3, 16}, source, Extra::yes);
+    compare(21, {6, 128}, source, Extra::yes);
+    compare(1, {.count = 1, .dim = 128, .key_offset = true}, source);
+    compare(2, {.count = 3, .dim = 32, .key_offset = true}, source);
+    compare(37, {.count = 6, .dim = 64, .paired = true, .key_offset = true}, source, Extra::yes);
+    compare(21, {.count = 6, .dim = 128, .key_offset = true}, source);
   }
 }
 
@@ -174,9 +178,9 @@ TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, {6, 128}, Source::table);
   compare(8191, {6, 128}, Source::interpolated);
-  compare(8191, {6, 128, true}, Source::unit);
-  compare(8191, {6, 128}, Source::none, true);
-  compare(49152, {6, 128, false, true}, Source::none);
+  compare(8191, {.count = 6, .dim = 128, .paired = true}, Source::unit);
+  compare(8191, {6, 128}, Source::none, Extra::yes);
+  compare(49152, {.count = 6, .dim = 128, .key_offset = true}, Source::none);
 }
 
 TEST(CudaAttentionInput, GradientsAreReproducible) {
@@ -213,7 +217,7 @@ TEST(CudaAttentionInput, RefusesOtherHeadWidths) {
   SKIP_WITHOUT_DEVICE();
   EXPECT_THROW(compare(4, {2, 48}, Source::none), std::invalid_argument);
   EXPECT_THROW(compare(4, {2, 8}, Source::none), std::invalid_argument);
-  EXPECT_THROW(compare(4, {2, 16, false, true}, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {.count = 2, .dim = 16, .key_offset = true}, Source::none), std::invalid_argument);
 }
 
 }  // namespace

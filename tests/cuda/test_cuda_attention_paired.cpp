@@ -84,7 +84,8 @@ struct Problem {
 
   void run() const {
     const test::SumStream stream;
-    const AttentionInputs<bf16> in{q.device(), k.device(), v.device(), c.heads, scale, true};
+    const AttentionInputs<bf16> in{
+        .q = q.device(), .k = k.device(), .v = v.device(), .heads = c.heads, .scale = scale, .paired = true};
     const Workspace scratch{workspace.data(), workspace.size()};
     cuda::attention_forward<bf16>(stream, y.device(), lse.device(), in, mask.view(), scratch);
     cuda::attention_backward<bf16>(stream, d_q.device(), d_k.device(), d_v.device(), y.device(), lse.device(),
@@ -129,7 +130,8 @@ TEST_P(CudaAttentionPaired, AgreesWithThePortableOne) {
   test::Vector<std::byte> memory(portable::attention_workspace<float>(tokens, p.c.heads, head_dim) + 64);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   const Workspace scratch = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
-  const AttentionInputs<float> in{p.q.host(), p.k.host(), p.v.host(), p.c.heads, scale, true};
+  const AttentionInputs<float> in{
+      .q = p.q.host(), .k = p.k.host(), .v = p.v.host(), .heads = p.c.heads, .scale = scale, .paired = true};
   portable::attention_forward<float>({}, mat(expected.y), lse, in, p.host_mask.view(), scratch);
   portable::attention_backward<float>({}, mat(expected.d_q), mat(expected.d_k), mat(expected.d_v), mat(y), lse,
                                       p.d_y.host(), in, p.host_mask.view(), scratch);
@@ -154,6 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"long", 2048, 6, WindowKind::block, 896, regular_documents(2048, 1000)}),
     [](const auto& info) { return info.param.name; });
 
+enum class Heads { plain, paired };
+
 /// Inputs and results of one attention over dense tensors.
 struct Dense {
   DeviceVector<bf16> y, d_k, d_v;
@@ -161,7 +165,8 @@ struct Dense {
 
   explicit Dense(std::size_t size) : y(size), d_k(size), d_v(size), lse(size / head_dim), d_q(size) {}
 
-  void run(const Tensor<bf16> (&inputs)[4], int rows, int heads, bool paired, const AttentionMask& mask) const {
+  void run(const Tensor<bf16> (&inputs)[4], int rows, int heads, Heads kind, const AttentionMask& mask) const {
+    const bool paired = kind == Heads::paired;
     const test::SumStream stream;
     const int cols = heads * head_dim;
     const auto mat = [&](const Tensor<bf16>& x) { return Mat<bf16>(x.device().data, rows, cols); };
@@ -193,8 +198,8 @@ TEST(CudaAttentionPairedRows, AreThoseOfPlainAttention) {
                                    {c.tokens, c.width(), 4}};
     const std::size_t size = static_cast<std::size_t>(c.tokens) * c.width();
     const Dense got(size), expected(size);
-    got.run(inputs, c.tokens, c.heads, true, mask.view());
-    expected.run(inputs, 2 * c.tokens, c.heads / 2, false, mask.view());
+    got.run(inputs, c.tokens, c.heads, Heads::paired, mask.view());
+    expected.run(inputs, 2 * c.tokens, c.heads / 2, Heads::plain, mask.view());
     const auto same = [](const DeviceVector<bf16>& a, const DeviceVector<bf16>& b) {
       const auto x = a.host(), y = b.host();
       return std::equal(x.begin(), x.end(), y.begin(), [](bf16 i, bf16 j) { return i.bits == j.bits; });
@@ -212,7 +217,8 @@ TEST(CudaAttentionPairedRows, AreThoseOfPlainAttention) {
 TEST(CudaAttentionPairedArguments, RefusesAnOddNumberOfHeadsAndAMaskOfTokens) {
   SKIP_WITHOUT_DEVICE();
   Problem p({"", 256, 6, WindowKind::token, everything, {}});
-  AttentionInputs<bf16> in{p.q.device(), p.k.device(), p.v.device(), 6, scale, true};
+  AttentionInputs<bf16> in{p.q.device(), p.k.device(), p.v.device(), 6, scale};
+  in.paired = true;
   const Workspace scratch{p.workspace.data(), p.workspace.size()};
   AttentionMask mask = p.mask.view();
   mask.length = 256;

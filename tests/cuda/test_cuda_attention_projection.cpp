@@ -20,11 +20,11 @@ constexpr int head_dim = 128;
 enum class Source { none, in_place, interpolated, itself, unit, table };
 
 struct Shape {
-  int rows, in, heads, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
+  int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
   bool paired = false, key_offset = false;
 };
 
-/// Of the last row only the still dims of keys are written, of the others everything.
+/// The last row has only the still dims of keys; every other row has all columns.
 void expect_still_dims_alone(Mat<const float> qkv, int heads) {
   int wrong = 0;
   for (int t = 0; t < qkv.rows; ++t) {
@@ -49,8 +49,10 @@ void compare(const Shape& s, Source source) {
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
   const bool interpolates = source == Source::interpolated || source == Source::itself;
-  ValueResidual<float> host_residual{lambda.host().data, interpolates, {}, nullptr, source == Source::unit};
-  ValueResidual<bf16> device_residual{lambda.device().data, interpolates, {}, nullptr, source == Source::unit};
+  ValueResidual<float> host_residual{
+      .lambda = lambda.host().data, .interpolate = interpolates, .unit_source = source == Source::unit};
+  ValueResidual<bf16> device_residual{
+      .lambda = lambda.device().data, .interpolate = interpolates, .unit_source = source == Source::unit};
   if (source == Source::itself) {
     host_residual.source = qkv.host().col_block(2 * width, width);
     device_residual.source = qkv.device().col_block(2 * width, width);
@@ -87,8 +89,11 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   // Less than a tile, and more in both directions; with an odd number of heads the last tile of the values is half one.
   for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
-                         Shape{1, 64, 2, 0, true}, Shape{300, 576, 6, 16, true}, Shape{1, 64, 1, 0, false, true},
-                         Shape{192, 64, 2, 0, false, true}, Shape{300, 576, 6, 16, true, true}}) {
+                         Shape{.rows = 1, .in = 64, .heads = 2, .paired = true},
+                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true},
+                         Shape{.rows = 1, .in = 64, .heads = 1, .key_offset = true},
+                         Shape{.rows = 192, .in = 64, .heads = 2, .key_offset = true},
+                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true, .key_offset = true}}) {
     compare(s, GetParam());
   }
 }
@@ -96,8 +101,8 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
 TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
-  compare({8191, 768, 6, 0, true}, GetParam());
-  compare({16384, 768, 6, 0, false, true}, GetParam());
+  compare({.rows = 8191, .in = 768, .heads = 6, .paired = true}, GetParam());
+  compare({.rows = 16384, .in = 768, .heads = 6, .key_offset = true}, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
@@ -108,15 +113,15 @@ TEST(CudaAttentionProjection, RefusesOtherWidths) {
   SKIP_WITHOUT_DEVICE();
   const Tensor<bf16> x(16, 64, 1), w(3 * 128, 64, 2), qkv(16, 3 * 128, 3), v_out(16, 128, 4);
   const Tensor<float> rstd(16, 4, 5), table(16, 64, 6), lambda(1, 2, 7);
-  const ValueResidual<bf16> residual{lambda.device().data, false, {}, nullptr};
-  const auto project = [&](int heads, int in, bool paired = false) {
+  const ValueResidual<bf16> residual{.lambda = lambda.device().data};
+  const auto project = [&](const Shape& s) {
     cuda::attention_projection_forward<bf16>({}, qkv.device(), v_out.device(), rstd.device(),
-                                             x.device().col_block(0, in), w.device().col_block(0, in),
-                                             {heads, table.device(), table.device(), paired}, residual, eps);
+                                             x.device().col_block(0, s.in), w.device().col_block(0, s.in),
+                                             {s.heads, table.device(), table.device(), s.paired}, residual, eps);
   };
-  EXPECT_THROW(project(2, 64), std::invalid_argument);  // heads of 64
-  EXPECT_THROW(project(1, 32), std::invalid_argument);
-  EXPECT_THROW(project(1, 64, true), std::invalid_argument);  // no second head
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 2}), std::invalid_argument);  // heads of 64
+  EXPECT_THROW(project(Shape{.in = 32, .heads = 1}), std::invalid_argument);
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .paired = true}), std::invalid_argument);  // no second head
 }
 
 }  // namespace

@@ -6,10 +6,12 @@
 #include "kernels/attention/attention_xsa.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::InPlace;
 using test::Tensor;
 
 struct Shape {
@@ -18,10 +20,13 @@ struct Shape {
 
 /// What a layer has. With `learned`, the rows of alpha coincide.
 struct Mode {
-  bool xsa, learned, gated;
+  bool xsa = false, learned = false, gated = false;
 };
-constexpr Mode modes[] = {
-    {true, false, false}, {true, true, false}, {false, false, true}, {true, false, true}, {true, true, true}};
+constexpr Mode modes[] = {{.xsa = true},
+                          {.xsa = true, .learned = true},
+                          {.gated = true},
+                          {.xsa = true, .gated = true},
+                          {.xsa = true, .learned = true, .gated = true}};
 
 /// One call's arguments, on both sides.
 struct Case {
@@ -65,8 +70,8 @@ struct Case {
     return in;
   }
 
-  void backward(bool in_place) {
-    Tensor<bf16>& to = in_place ? d_out : d_y;
+  void backward(InPlace in_place) {
+    Tensor<bf16>& to = in_place == InPlace::yes ? d_out : d_y;
     AttentionXsaGradients<float> on_host{to.host(), {}, {}, {}};
     if (mode.xsa) {
       on_host.d_v = d_v.host();
@@ -96,19 +101,19 @@ struct Case {
   Tensor<float> alpha, d_alpha, gate, d_gate;
 };
 
-void compare(const Shape& shape, const Mode& mode, bool in_place) {
+void compare(const Shape& shape, const Mode& mode, InPlace in_place) {
   SCOPED_TRACE(std::to_string(shape.rows) + " rows, D " + std::to_string(shape.head_dim) + ", xsa " +
                std::to_string(mode.xsa) + ", learned " + std::to_string(mode.learned) + ", gated " +
                std::to_string(mode.gated));
   Case c(shape, mode);
   c.backward(in_place);
-  (in_place ? c.d_out : c.d_y).expect_match("d_y");
+  (in_place == InPlace::yes ? c.d_out : c.d_y).expect_match("d_y");
   if (mode.xsa) c.d_v.expect_match("d_v");
   c.d_alpha.expect_match("d_alpha", mode.learned ? 2e-6 * std::sqrt(static_cast<double>(c.rows)) : 1e-5, 1e-5);
   if (mode.gated) c.d_gate.expect_match("d_gate", 2e-5, 1e-5);
   c.out.expect_match("out of the backward pass");
   auto out = Tensor<bf16>::poisoned(c.rows, Case::cols(shape));
-  Tensor<bf16>& result = in_place ? c.y : out;
+  Tensor<bf16>& result = in_place == InPlace::yes ? c.y : out;
   c.forward(result);
   result.expect_match("out");
 }
@@ -117,8 +122,8 @@ TEST(CudaHeadOutput, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Shape& shape : {Shape{1, 1, 8}, Shape{9, 3, 16, 8}, Shape{40, 6, 128, 768}, Shape{7, 5, 256}}) {
     for (const Mode& mode : modes) {
-      compare(shape, mode, false);
-      compare(shape, mode, true);
+      compare(shape, mode, InPlace::no);
+      compare(shape, mode, InPlace::yes);
     }
   }
 }
@@ -126,8 +131,8 @@ TEST(CudaHeadOutput, SmallShapesMatchPortable) {
 TEST(CudaHeadOutput, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Mode& mode : modes) {
-    compare({49152, 6, 128}, mode, false);
-    compare({9001, 40, 64}, mode, false);  // more heads than a block has at once
+    compare({49152, 6, 128}, mode, InPlace::no);
+    compare({9001, 40, 64}, mode, InPlace::no);  // more heads than a block has at once
   }
 }
 
@@ -135,7 +140,7 @@ TEST(CudaHeadOutput, GradientsAreReproducible) {
   SKIP_WITHOUT_DEVICE();
   for (const Shape& shape : {Shape{40, 6, 128}, Shape{20011, 6, 64}, Shape{20011, 5, 128}}) {
     test::expect_same_bits([&](Stream stream) {
-      Case c(shape, {true, true, true});
+      Case c(shape, {.xsa = true, .learned = true, .gated = true});
       c.device_backward(stream, c.d_y);
       test::Vector<float> all = c.d_alpha.device_values();
       test::append(all, c.d_gate.device_values());
@@ -148,8 +153,8 @@ TEST(CudaHeadOutput, GradientsAreReproducible) {
 
 TEST(CudaHeadOutput, ValuesWithoutNormStayFinite) {
   SKIP_WITHOUT_DEVICE();
-  Case c({9, 1, 128}, {true, false, true}, {-1e-6f, 1e-6f});
-  c.backward(true);
+  Case c({9, 1, 128}, {.xsa = true, .gated = true}, {-1e-6f, 1e-6f});
+  c.backward(InPlace::yes);
   c.d_out.expect_match("d_y");
   c.d_v.expect_match("d_v", 1e-3);  // y is multiplied by <d_out, v> / 1e-8, up to 1e3
   c.d_alpha.expect_match("d_alpha", 1e-5, 1e-5);
@@ -162,8 +167,8 @@ TEST(CudaHeadOutput, ValuesWithoutNormStayFinite) {
 
 TEST(CudaHeadOutput, RefusesOtherHeadWidths) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(compare({4, 2, 24}, {true, false, false}, false), std::invalid_argument);
-  EXPECT_THROW(compare({4, 1, 512}, {true, false, false}, false), std::invalid_argument);
+  EXPECT_THROW(compare({4, 2, 24}, {.xsa = true}, InPlace::no), std::invalid_argument);
+  EXPECT_THROW(compare({4, 1, 512}, {.xsa = true}, InPlace::no), std::invalid_argument);
 }
 
 }  // namespace

@@ -14,10 +14,13 @@ namespace {
 using test::BlasStream;
 using test::Tensor;
 
+/// Factor of a net on its output: constant, or times a learned scalar.
+enum class Scale { constant, learned };
+
 /// The parameters of a net, on both sides.
 struct Net {
-  Net(int cols, int hidden, int outputs, bool learned_scale)
-      : learned_scale(learned_scale),
+  Net(int cols, int hidden, int outputs, Scale scale)
+      : learned_scale(scale == Scale::learned),
         w_in(hidden, cols, 1, {-0.2f, 0.2f}),
         w_out(outputs, hidden, 2),
         bias(1, outputs, 3),
@@ -26,12 +29,12 @@ struct Net {
 
   CoefficientNet<float> host() {
     CoefficientNet<float> net{w_in.host(), w_out.host(), bias.host_flat(), 1.3, {}};
-    if (learned_scale) net.scalar = {scalar.host().data, d_scalar.host().data, false};
+    if (learned_scale) net.scalar = {scalar.host().data, d_scalar.host().data};
     return net;
   }
   CoefficientNet<bf16> device() const {
     CoefficientNet<bf16> net{w_in.device(), w_out.device(), bias.device_flat(), 1.3, {}};
-    if (learned_scale) net.scalar = {scalar.device().data, d_scalar.device().data, false};
+    if (learned_scale) net.scalar = {scalar.device().data, d_scalar.device().data};
     return net;
   }
 
@@ -67,9 +70,9 @@ test::Vector<float> dense(const test::Vector<float>& values, int cols, int ld) {
   return rows;
 }
 
-void compare_forward(int rows, int cols, int hidden, int outputs, bool learned_scale) {
+void compare_forward(int rows, int cols, int hidden, int outputs, Scale scale) {
   const BlasStream stream;
-  Net net(cols, hidden, outputs, learned_scale);
+  Net net(cols, hidden, outputs, scale);
   const int ld = vectors_of(hidden);
   Tensor<bf16> u(rows, cols, 6), z = Tensor<bf16>::poisoned(rows, hidden, ld);
   Tensor<float> c = Tensor<float>::poisoned(rows, outputs);
@@ -79,9 +82,9 @@ void compare_forward(int rows, int cols, int hidden, int outputs, bool learned_s
   expect_second_layer(c.device_values(), dense(z.device_values(), hidden, ld), net);
 }
 
-void compare_backward(int rows, int cols, int hidden, int outputs, bool learned_scale) {
+void compare_backward(int rows, int cols, int hidden, int outputs, Scale scale) {
   const BlasStream stream;
-  Net net(cols, hidden, outputs, learned_scale);
+  Net net(cols, hidden, outputs, scale);
   const int ld = vectors_of(hidden);
   Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}, ld), d_u(rows, cols, 8);
   Tensor<bf16> d_z = Tensor<bf16>::poisoned(rows, hidden, ld);
@@ -91,8 +94,8 @@ void compare_backward(int rows, int cols, int hidden, int outputs, bool learned_
   cuda::coefficient_net_backward<bf16>(stream, d_u.device(), {d_w_in.device(), d_w_out.device(), d_bias.device_flat()},
                                        d_z.device(), d_c.device(), z.device(), u.device(), net.device());
   d_z.expect_match("d_z");
-  // Of order sqrt(outputs) times sums over as many terms of random sign, each rounded to bf16 within d_z: less than 2
-  // of scale and slope times an output's gradient. The GEMM may round to bf16 before it adds to d_u.
+  // d_u sums over the hidden units terms of random sign and of order sqrt(outputs). Each is rounded to bf16 within d_z.
+  // Scale and slope times the gradient of an output are less than 2. The GEMM may round to bf16 before it adds to d_u.
   const double rounding = 0x1p-8 * std::sqrt(static_cast<double>(outputs));
   d_u.expect_match("d_u", 0.2 * rounding * std::sqrt(static_cast<double>(hidden)), 2.5 * 0x1p-8);
   d_w_in.expect_match("d_w_in", rounding * std::sqrt(static_cast<double>(rows)), 1e-5);
@@ -107,10 +110,10 @@ TEST(CudaCoefficientNet, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols, hidden, outputs] :
        {std::tuple(1, 8, 8, 1), {33, 264, 64, 5}, {70, 768, 64, 41}, {100, 128, 40, 14}}) {
-    for (const bool learned_scale : {false, true}) {
+    for (const Scale scale : {Scale::constant, Scale::learned}) {
       SCOPED_TRACE(rows);
-      compare_forward(rows, cols, hidden, outputs, learned_scale);
-      compare_backward(rows, cols, hidden, outputs, learned_scale);
+      compare_forward(rows, cols, hidden, outputs, scale);
+      compare_backward(rows, cols, hidden, outputs, scale);
     }
   }
 }
@@ -127,20 +130,20 @@ TEST(CudaCoefficientNet, LargerSecondLayersMatchPortable) {
                                               {130, 200, 97},
                                               {64, 67, 48},
                                               {1, 131, 145}}) {
-    for (const bool learned_scale : {false, true}) {
+    for (const Scale scale : {Scale::constant, Scale::learned}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << hidden << " hidden, " << outputs << " outputs");
-      compare_forward(rows, 128, hidden, outputs, learned_scale);
-      compare_backward(rows, 128, hidden, outputs, learned_scale);
+      compare_forward(rows, 128, hidden, outputs, scale);
+      compare_backward(rows, 128, hidden, outputs, scale);
     }
   }
-  compare_forward(20000, 256, 72, 60, true);
-  compare_backward(20000, 256, 72, 60, true);
+  compare_forward(20000, 256, 72, 60, Scale::learned);
+  compare_backward(20000, 256, 72, 60, Scale::learned);
 }
 
 TEST(CudaCoefficientNet, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare_backward(49152, 768, 64, 41, true);
-  compare_forward(20000, 768, 64, 48, true);
+  compare_backward(49152, 768, 64, 41, Scale::learned);
+  compare_forward(20000, 768, 64, 48, Scale::learned);
 }
 
 TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
@@ -150,7 +153,7 @@ TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
   for (const auto& [rows, hidden, outputs] :
        {std::tuple(49152, 64, 41), {20011, 40, 48}, {700, 8, 1}, {20011, 72, 60}}) {
     test::expect_same_bits([&, rows = rows, hidden = hidden, outputs = outputs](Stream) {
-      const Net net(cols, hidden, outputs, true);
+      const Net net(cols, hidden, outputs, Scale::learned);
       const Tensor<bf16> u(rows, cols, 6), z(rows, hidden, 7, {-3, 3}), d_u(rows, cols, 8);
       const Tensor<bf16> d_z = Tensor<bf16>::poisoned(rows, hidden);
       const Tensor<float> d_c(rows, outputs, 9), d_w_in(hidden, cols, 10), d_w_out(outputs, hidden, 11);
@@ -169,7 +172,7 @@ TEST(CudaCoefficientNet, GradientsOfTheSecondLayerAreReproducible) {
 TEST(CudaCoefficientNet, RefusesRowsThatAreNotAligned) {
   SKIP_WITHOUT_DEVICE();
   const BlasStream stream;
-  Net net(8, 20, 1, false);
+  Net net(8, 20, 1, Scale::constant);
   const Tensor<bf16> u(3, 8, 6), z(3, 20, 7);
   const Tensor<float> c(3, 1, 9);
   EXPECT_THROW(cuda::coefficient_net_forward<bf16>(stream, c.device(), z.device(), u.device(), net.device()),

@@ -96,7 +96,7 @@ Result backward(Problem& p, const LmHeadOptions& options, const test::Vector<flo
   const auto d_x = test::Tensor<bf16>::poisoned(p.length(), p.width());
   const test::DeviceVector<float> sums(start.empty() ? test::poisoned<float>(p.w.host().size()) : start);
   lm_head_loss_backward<bf16>(stream, loss.data(), d_x.device(), Mat<float>(sums.data(), p.vocabulary(), p.width()),
-                              !start.empty(), p.x.device(), p.w.device(), p.targets.device_span(),
+                              accumulate_if(!start.empty()), p.x.device(), p.w.device(), p.targets.device_span(),
                               p.for_device(options), {scratch.data(), scratch.size()});
   return {loss.added(), d_x.device_values(), sums.host()};
 }
@@ -110,8 +110,8 @@ Result portable_backward(Mat<const float> x, Mat<const float> w, Vec<const Token
   test::Vector<std::byte> memory(portable::lm_head_workspace<float>(x.rows, w.rows, x.cols, options.precision) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   portable::lm_head_loss_backward<float>({}, loss.data(), Mat<float>(result.d_x.data(), x.rows, x.cols),
-                                         Mat<float>(result.d_w.data(), w.rows, w.cols), false, x, w, targets, options,
-                                         Workspace(memory).subspan(skip));
+                                         Mat<float>(result.d_w.data(), w.rows, w.cols), Output::overwrite, x, w,
+                                         targets, options, Workspace(memory).subspan(skip));
   result.loss = loss[0];
   return result;
 }
@@ -150,7 +150,7 @@ TEST(CudaHead, WorkingPrecisionMatchesThePortableOne) {
 
 TEST(CudaHead, FurtherTargetsMatchThePortableOnes) {
   SKIP_WITHOUT_DEVICE();
-  // Of eight columns, targets of a row often coincide. The last shape has two chunks.
+  // With eight columns, targets of a row often coincide. The last shape has two chunks.
   for (auto [length, vocabulary, width] :
        {std::array{1, 8, 8}, {64, 8, 8}, {37, 136, 40}, {300, 4104, 64}, {12300, 72, 24}}) {
     SCOPED_TRACE(std::to_string(length) + " rows, " + std::to_string(vocabulary) + " columns");

@@ -61,9 +61,9 @@ struct Problem {
   int x_at(int t, int i) const { return x[std::size_t{1} * t * width + i]; }
 
   /// d_w as the kernel leaves it, with four further columns between its rows.
-  test::Vector<float> run(const test::Vector<float>& start, bool add, float factor) const {
+  test::Vector<float> run(const test::Vector<float>& start, Output output, float factor) const {
     const test::DeviceVector<float> d_w(start);
-    lm_head_weight_gradient({}, {d_w.data(), vocabulary, width, ld()}, add, factor,
+    lm_head_weight_gradient({}, {d_w.data(), vocabulary, width, ld()}, output, factor,
                             {device_g.data(), rows, vocabulary, 2 * vocabulary},
                             {device_x_t.data(), width, rows, ld_t()});
     return d_w.host();
@@ -99,13 +99,14 @@ TEST(CudaHeadWeightGradient, SumsOfIntegersAreExact) {
     SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(vocabulary) + " x " + std::to_string(width));
     const Problem p(rows, vocabulary, width, {-2, 2}, {-3, 3});
     const std::vector<double> expected = p.expected();
-    for (const bool add : {false, true}) {
+    for (const Output output : {Output::overwrite, Output::accumulate}) {
+      const bool accumulates = output == Output::accumulate;
       const float factor = 0.25f, before = 1.5f, between = -7;
       test::Vector<float> start(std::size_t{1} * vocabulary * p.ld(), between);
       for (int v = 0; v < vocabulary; ++v) {
-        for (int i = 0; i < width; ++i) start[std::size_t{1} * v * p.ld() + i] = add ? before : NAN;
+        for (int i = 0; i < width; ++i) start[std::size_t{1} * v * p.ld() + i] = accumulates ? before : NAN;
       }
-      const test::Vector<float> got = p.run(start, add, factor);
+      const test::Vector<float> got = p.run(start, output, factor);
       std::size_t wrong = 0, touched = 0;
       for (int v = 0; v < vocabulary; ++v) {
         for (int i = 0; i < p.ld(); ++i) {
@@ -113,12 +114,12 @@ TEST(CudaHeadWeightGradient, SumsOfIntegersAreExact) {
           if (i >= width) {
             touched += found != between;
           } else {
-            wrong += found != factor * expected[std::size_t{1} * v * width + i] + (add ? before : 0);
+            wrong += found != factor * expected[std::size_t{1} * v * width + i] + (accumulates ? before : 0);
           }
         }
       }
-      EXPECT_EQ(wrong, 0u) << "add " << add;
-      EXPECT_EQ(touched, 0u) << "add " << add;
+      EXPECT_EQ(wrong, 0u) << "accumulates " << accumulates;
+      EXPECT_EQ(touched, 0u) << "accumulates " << accumulates;
     }
   }
 }
@@ -127,7 +128,8 @@ TEST(CudaHeadWeightGradient, SumsOfIntegersAreExact) {
 TEST(CudaHeadWeightGradient, LongSumsKeepTheirPrecision) {
   SKIP_WITHOUT_DEVICE();
   const Problem p(8192, 256, 64, {1, 2}, {1, 3});
-  const test::Vector<float> got = p.run(test::poisoned<float>(std::size_t{1} * p.vocabulary * p.ld()), false, 1);
+  const test::Vector<float> got =
+      p.run(test::poisoned<float>(std::size_t{1} * p.vocabulary * p.ld()), Output::overwrite, 1);
   const std::vector<double> expected = p.expected();
   for (int v = 0; v < p.vocabulary; ++v) {
     for (int i = 0; i < p.width; ++i) {
@@ -142,14 +144,15 @@ TEST(CudaHeadWeightGradient, RejectsUnalignedRows) {
   const test::DeviceVector<e5m2> g(64 * 64);
   const test::DeviceVector<e4m3> x_t(64 * 64);
   const test::DeviceVector<float> d_w(64 * 64);
-  EXPECT_THROW(
-      lm_head_weight_gradient({}, {d_w.data(), 24, 16, 18}, false, 1, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16}),
-      std::invalid_argument);
-  EXPECT_THROW(lm_head_weight_gradient({}, {d_w.data(), 24, 16}, false, 1, {g.data(), 16, 24}, {x_t.data(), 16, 16}),
+  EXPECT_THROW(lm_head_weight_gradient({}, {d_w.data(), 24, 16, 18}, Output::overwrite, 1, {g.data(), 16, 24, 48},
+                                       {x_t.data(), 16, 16}),
                std::invalid_argument);
   EXPECT_THROW(
-      lm_head_weight_gradient({}, {d_w.data(), 24, 16}, false, 1, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16, 24}),
+      lm_head_weight_gradient({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24}, {x_t.data(), 16, 16}),
       std::invalid_argument);
+  EXPECT_THROW(lm_head_weight_gradient({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24, 48},
+                                       {x_t.data(), 16, 16, 24}),
+               std::invalid_argument);
 }
 
 }  // namespace

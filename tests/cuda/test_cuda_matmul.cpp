@@ -60,8 +60,8 @@ TEST(CudaMatmul, LinearAddForward) {
     SCOPED_TRACE(name(s));
     Activations x(s.rows, s.in, 1), w(s.out, s.in, 2), out(s.rows, s.out, 3, {-1, 1}, s.out + s.pad);
     for (int repeat = 0; repeat < 2; ++repeat) {  // the first run also chooses an algorithm
-      linear_add_forward<bf16>(stream, out.device(), x.device(), w.device());
-      portable::linear_add_forward<float>({}, out.host(), x.host(), w.host());
+      linear_forward<bf16>(stream, out.device(), x.device(), w.device(), Output::accumulate);
+      portable::linear_forward<float>({}, out.host(), x.host(), w.host(), Output::accumulate);
     }
     // Rounded were the first sum and, before they were added, both products: each about half the last sum.
     out.expect_match("out", 2 * roundoff, 2.5 * roundoff);
@@ -89,8 +89,8 @@ TEST(CudaMatmul, LinearBackwardWeightAccumulatesInFloat) {
     Activations d_out(s.rows, s.out, 1, {-1, 1}, s.out + s.pad), x(s.rows, s.in, 2, {-1, 1}, s.in + s.pad);
     auto d_w = test::Tensor<float>::poisoned(s.out, s.in);
     for (int repeat = 0; repeat < 2; ++repeat) {
-      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), repeat > 0);
-      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), repeat > 0);
+      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), accumulate_if(repeat > 0));
+      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), accumulate_if(repeat > 0));
     }
     d_w.expect_match("d_w", sum_error, 1e-5);
   }
@@ -109,9 +109,9 @@ TEST(CudaMatmul, GradientsMayHaveAFactor) {
     linear_backward_input<bf16>(stream, d_x.device(), d_out.device(), w.device(), factor);
     portable::linear_backward_input<float>({}, d_x.host(), d_out.host(), w.host(), on_host);
     d_x.expect_match("d_x", sum_error, roundoff);
-    for (const bool add : {false, true}) {
-      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), add, factor);
-      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), add, on_host);
+    for (const Output output : {Output::overwrite, Output::accumulate}) {
+      linear_backward_weight<bf16>(stream, d_w.device(), d_out.device(), x.device(), output, factor);
+      portable::linear_backward_weight<float>({}, d_w.host(), d_out.host(), x.host(), output, on_host);
     }
     d_w.expect_match("d_w", sum_error, 1e-5);
   }
@@ -131,13 +131,13 @@ TEST(CudaMatmul, ReproducibleStreamsGiveTheSameBits) {
     auto first = test::Tensor<float>::poisoned(s.out, s.in), second = test::Tensor<float>::poisoned(s.out, s.in);
     for (const auto* d_w : {&first, &second}) {
       const test::BlasStream stream(Gemms::reproducible);
-      for (const bool add : {false, true})
-        linear_backward_weight<bf16>(stream, d_w->device(), d_out.device(), x.device(), add);
+      for (const Output output : {Output::overwrite, Output::accumulate})
+        linear_backward_weight<bf16>(stream, d_w->device(), d_out.device(), x.device(), output);
     }
     EXPECT_EQ(first.device_values(), second.device_values());
     if (s.rows > 1000) continue;
-    for (const bool add : {false, true})
-      portable::linear_backward_weight<float>({}, first.host(), d_out.host(), x.host(), add);
+    for (const Output output : {Output::overwrite, Output::accumulate})
+      portable::linear_backward_weight<float>({}, first.host(), d_out.host(), x.host(), output);
     first.expect_match("d_w", sum_error, 1e-5);
   }
 }
@@ -226,11 +226,11 @@ TEST(CudaMatmul, RecipeShapes) {
     const Mat<bf16> out(memory.data(), s.rows, s.out), d_x(more_memory.data(), s.rows, s.in);
 
     test::cuda_check(cudaMemcpy(out.data, d_out.data, out.size() * sizeof(bf16), cudaMemcpyDeviceToDevice));
-    linear_add_forward<bf16>(stream, out, x, w);
+    linear_forward<bf16>(stream, out, x, w, Output::accumulate);
     EXPECT_LT(error(out,
                     [&](int i, Mat<float> row) {
                       std::copy_n(host_d.row(i), row.cols, row.data);
-                      portable::linear_add_forward<float>({}, row, host_x.row_block(i, 1), host_w);
+                      portable::linear_forward<float>({}, row, host_x.row_block(i, 1), host_w, Output::accumulate);
                     }),
               bf16_norm);
     linear_relu2_forward<bf16>(stream, out, x, w);
@@ -247,18 +247,19 @@ TEST(CudaMatmul, RecipeShapes) {
               bf16_norm);
     const test::DeviceVector<float> sums(test::Vector<float>(host_w.size(), 0.5f));
     const Mat<float> d_w(sums.data(), s.out, s.in);
-    linear_backward_weight<bf16>(stream, d_w, d_out, x, true);
+    linear_backward_weight<bf16>(stream, d_w, d_out, x, Output::accumulate);
     const std::vector<int> features{0, 1, s.out / 2 + 1, s.out - 1};
     EXPECT_LT(rows_error(d_w, features,
                          [&](int j, Mat<float> row) {
                            std::fill_n(row.data, row.cols, 0.5f);
-                           portable::linear_backward_weight<float>({}, row, host_d.col_block(j, 1), host_x, true);
+                           portable::linear_backward_weight<float>({}, row, host_d.col_block(j, 1), host_x,
+                                                                   Output::accumulate);
                          }),
               long_sum_norm);
   }
 }
 
-/// So large that the algorithm is chosen on some of the rows.
+/// The GEMM is so large that its algorithm is chosen on some of the rows.
 TEST(CudaMatmul, AddsOnceToManyRows) {
   SKIP_WITHOUT_DEVICE();
   const test::BlasStream stream;
@@ -270,10 +271,11 @@ TEST(CudaMatmul, AddsOnceToManyRows) {
   const Mat<bf16> sum(memory.data(), rows, out);
   test::cuda_check(
       cudaMemcpy(sum.data, pool.device(rows, out, 2).data, sum.size() * sizeof(bf16), cudaMemcpyDeviceToDevice));
-  linear_add_forward<bf16>(stream, sum, x, w);
+  linear_forward<bf16>(stream, sum, x, w, Output::accumulate);
   const double error = rows_error(sum, sample_rows(rows), [&](int i, Mat<float> row) {
     std::copy_n(pool.host(rows, out, 2).row(i), row.cols, row.data);
-    portable::linear_add_forward<float>({}, row, pool.host(rows, in, 0).row_block(i, 1), pool.host(out, in, 1));
+    portable::linear_forward<float>({}, row, pool.host(rows, in, 0).row_block(i, 1), pool.host(out, in, 1),
+                                    Output::accumulate);
   });
   EXPECT_LT(error, bf16_norm);
 }

@@ -1,3 +1,5 @@
+#include "kernels/stream/mix.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,92 +9,29 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/stream/mix.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/stream/mix_kinds.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::column_count;
+using test::InPlace;
+using test::Kind;
+using test::kind;
+using test::kinds;
+using test::ReadFrom;
+using test::scalar_count;
 using test::SumStream;
 using test::Tensor;
+using test::Term;
+using test::To;
 
 constexpr double eps = 1e-6;
 
-/// Where the gradient of a term's source goes.
-enum class To { nowhere, d_out, adds, replaces };
-
-/// One term: indices of its source, scalars and column of numbers per token; -1: none.
-struct Term {
-  int source;
-  To to = To::nowhere;
-  int scalar[2] = {-1, -1};
-  bool sigmoid = false;  ///< of the first scalar
-  int column = -1;
-  double constant = 1;
-  bool norm_source = false;  ///< the source is a norm
-  bool implied = false;
-};
-
-struct Kind {
-  std::vector<Term> terms;
-  bool norm = false, elsewhere = false;
-  bool alone = false;  ///< of the norm
-};
-
-/// What a block of the recipe begins with.
-const Kind skip = {{{0, To::d_out, {0, -1}}, {1, To::replaces, {0, 2}}, {2, To::adds, {1, -1}}}, true, true};
-const Kind six = {{{0, To::d_out, {0, 1}, true, 0},
-                   {1, To::adds, {-1, -1}, false, 1, 3},
-                   {2, To::replaces, {1, 2}, true, 1},
-                   {0, To::d_out, {-1, -1}, false, 2},
-                   {3, To::adds},
-                   {4, To::nowhere, {2, -1}, true, 3, -1}},
-                  true,
-                  true};
-/// As many matrices as a backward pass may read.
-const Kind most = {{{0, To::d_out, {0, -1}},
-                    {1, To::adds, {1, -1}},
-                    {2, To::adds, {2, -1}},
-                    {3, To::adds, {-1, -1}, false, 0},
-                    {4, To::adds, {-1, -1}, false, 1},
-                    {5, To::adds, {-1, -1}, false, 2}},
-                   true,
-                   true};
-/// Behind the attention and behind the MLP of a block whose stream is kept as its norm.
-const Kind after_attention = {{{0, To::d_out, {0, -1}, false, -1, 1, true},
-                               {1, To::replaces, {1, 2}, false, -1, 1, false, true},
-                               {2, To::adds, {-1, -1}, false, 0},
-                               {3, To::adds, {2, -1}}},
-                              true};
-const Kind after_mlp = {
-    {{0, To::d_out, {0, -1}, false, -1, 1, true}, {1, To::replaces, {1, -1}, false, -1, 1, false, true}}, true};
-const std::vector<Kind> kinds = {
-    after_attention,
-    after_mlp,
-    {{{0, To::d_out, {0, -1}}}},
-    {{{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
-    skip,
-    {{{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
-    {{{0, To::d_out, {0, -1}}, {1, To::replaces, {1, -1}}}, true, true, true},
-    {{{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
-    {{{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
-    {{{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
-    {{{0, To::d_out, {0, -1}},
-      {1, To::replaces, {1, 2}},
-      {2, To::adds, {-1, -1}, false, 0},
-      {3, To::adds, {-1, -1}, false, 1}},
-     true},
-    {{{0, To::d_out},
-      {0, To::d_out, {-1, -1}, false, 0},
-      {1, To::adds, {-1, -1}, false, 1},
-      {2, To::adds, {-1, -1}, false, 2},
-      {3, To::adds, {2, -1}}}},
-    six,
-    most,
-};
-
-constexpr int source_count = 6, scalar_count = 3, column_count = 4;
+constexpr int source_count = 6;
 
 /// An element that is not written fails the comparison.
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
@@ -116,30 +55,21 @@ struct Tensors {
 
   bool replaced(int source) const {
     return std::ranges::any_of(kind.terms,
-                               [&](const Term& term) { return term.to == To::replaces && term.source == source; });
+                               [&](const Term& term) { return term.to == To::overwrite && term.source == source; });
   }
 
   /// view(tensor) is the matrix of one side.
   template <class T, class View>
   std::vector<MixTerm<T>> terms(const View& view) {
     std::vector<MixTerm<T>> terms;
-    for (const Term& from : kind.terms) {
-      MixTerm<T>& term = terms.emplace_back();
-      term.source = view(sources[from.source]);
-      if (from.to == To::d_out) term.d_source = view(d_out);
-      if (from.to == To::adds || from.to == To::replaces) term.d_source = view(d_sources[from.source]);
-      term.overwrites = from.to == To::replaces;
-      term.implied = from.implied;
-      if (from.norm_source) term.rstd = view(source_rstd).data;
-      term.constant = from.constant;
-      for (const int i : {0, 1}) {
-        if (const int s = from.scalar[i]; s >= 0) {
-          term.scalars[i] = {view(scalars).data + s, view(d_scalars).data + s, from.sigmoid && i == 0};
-        }
-      }
-      if (const int k = from.column; k >= 0) {
-        term.per_token = {view(tokens).data + k, view(d_tokens).data + k, column_count};
-      }
+    for (const Term& term : kind.terms) {
+      terms.push_back(test::mix_term<T>(term, view(sources[term.source]),
+                                        view(term.to == To::d_out ? d_out : d_sources[term.source]),
+                                        {.scalars = view(scalars).data,
+                                         .d_scalars = view(d_scalars).data,
+                                         .tokens = view(tokens).data,
+                                         .d_tokens = view(d_tokens).data,
+                                         .rstd = view(source_rstd).data}));
     }
     return terms;
   }
@@ -156,11 +86,11 @@ struct Tensors {
   Tensor<float> tokens, d_tokens, source_rstd, scalars, d_scalars;
 };
 
-void compare_forward(int rows, int cols, const Kind& kind, bool in_place) {
+void compare_forward(int rows, int cols, const Kind& kind, InPlace in_place) {
   Tensors in(rows, cols, kind);
   Tensor<bf16> separate = Tensor<bf16>::poisoned(rows, cols), n = Tensor<bf16>::poisoned(rows, cols);
   Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
-  Tensor<bf16>& out = in_place ? in.sources[0] : separate;
+  Tensor<bf16>& out = in_place == InPlace::yes ? in.sources[0] : separate;
   if (kind.norm) {
     portable::mix_norm_forward<float>({}, out.host(), n.host(), rstd.host_flat(), in.host(), eps);
     cuda::mix_norm_forward<bf16>({}, out.device(), n.device(), rstd.device_flat(), in.device(), eps);
@@ -173,8 +103,9 @@ void compare_forward(int rows, int cols, const Kind& kind, bool in_place) {
   out.expect_match("out");
 }
 
-/// `elsewhere`: the gradient of the sum comes from a tensor of its own, by a factor, and is left in n where that is.
-void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = false) {
+/// Where the gradient of the sum is read from a tensor of its own, by a factor, g is left in n, if the mix has a norm.
+void compare_backward(int rows, int cols, const Kind& kind, ReadFrom read_from = ReadFrom::d_out) {
+  const bool scaled = read_from == ReadFrom::scaled_d_in;
   Tensors in(rows, cols, kind);
   Tensor<bf16> from(rows, cols, 34), g = Tensor<bf16>::poisoned(rows, cols);
   Tensor<bf16> n(rows, cols, 30), d_n(rows, cols, 31), d_elsewhere(rows, cols, 32);
@@ -190,7 +121,7 @@ void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = fal
     on_device.norm = {n.device(), rstd.device_flat(), d_n.device(), kind.alone};
   }
   Tensor<bf16>& kept = kind.norm ? n : g;
-  if (elsewhere) {
+  if (scaled) {
     on_host.scaled_d_in = {from.host(), {in.scalars.host().data}};
     on_host.g = kept.host();
     on_device.scaled_d_in = {from.device(), {in.scalars.device().data}};
@@ -199,9 +130,9 @@ void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = fal
   const SumStream stream;
   portable::mix_backward<float>({}, on_host, in.host());
   cuda::mix_backward<bf16>(stream, on_device, in.device());
-  if (elsewhere) kept.expect_match("g");
+  if (scaled) kept.expect_match("g");
   const bool to_out = std::ranges::any_of(kind.terms, [](const Term& term) { return term.to == To::d_out; });
-  if (to_out || !elsewhere) in.d_out.expect_match("d_out");
+  if (to_out || !scaled) in.d_out.expect_match("d_out");
   for (const Tensor<bf16>& d : in.d_sources) d.expect_match("d_source");
   // Sums of products of random sign in another order.
   in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
@@ -211,12 +142,10 @@ void compare_backward(int rows, int cols, const Kind& kind, bool elsewhere = fal
 TEST(CudaMix, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {40, 512}, {40, 768}, {33, 1032}, {7, 2048}, {5, 4096}}) {
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      SCOPED_TRACE(testing::Message() << cols << " columns, kind " << i);
-      compare_forward(rows, cols, kinds[i], false);
-      compare_forward(rows, cols, kinds[i], true);
-      compare_backward(rows, cols, kinds[i]);
-      compare_backward(rows, cols, kinds[i], true);
+    for (const Kind& kind : kinds) {
+      SCOPED_TRACE(testing::Message() << cols << " columns, " << kind.name);
+      for (const InPlace in_place : {InPlace::no, InPlace::yes}) compare_forward(rows, cols, kind, in_place);
+      for (const ReadFrom from : {ReadFrom::d_out, ReadFrom::scaled_d_in}) compare_backward(rows, cols, kind, from);
     }
   }
 }
@@ -224,17 +153,17 @@ TEST(CudaMix, SmallShapesMatchPortable) {
 /// More rows than the blocks that run at once take in two turns of the backward pass.
 TEST(CudaMix, ManyRowsOfTheRecipesWidthMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Kind& kind : {skip, six, after_attention, after_mlp}) {
-    compare_forward(5003, 768, kind, false);
-    compare_backward(5003, 768, kind);
-    compare_backward(5003, 768, kind, true);
+  for (const char* const name : {"Skip", "Six", "AfterAttention", "AfterMlp"}) {
+    compare_forward(5003, 768, kind(name), InPlace::no);
+    for (const ReadFrom from : {ReadFrom::d_out, ReadFrom::scaled_d_in}) compare_backward(5003, 768, kind(name), from);
   }
 }
 
 TEST(CudaMix, WideShapesOfManyRowsMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair(3000, 1032), {500, 4096}}) {
-    for (const Kind& kind : {skip, six, most, after_attention, after_mlp}) compare_backward(rows, cols, kind);
+    for (const char* const name : {"Skip", "Six", "SixSources", "AfterAttention", "AfterMlp"})
+      compare_backward(rows, cols, kind(name));
   }
 }
 
@@ -272,30 +201,31 @@ struct Sharing {
       mix.coefficient[0].present = true;
       if (m % 3 == 0) mix.coefficient[0].scalar = scalar(3 * m);
       if (m % 3 != 0) mix.coefficient[0].per_token = column(2 * m);
-      if (m != 1) mix.coefficient[1] = {true, {}, column(2 * m + 1)};
+      if (m != 1) mix.coefficient[1] = {.present = true, .scalar = {}, .per_token = column(2 * m + 1)};
       mix.implied.scalars = {scalar(3 * m + 1), scalar(3 * m + 2)};
     }
     return list;
   }
 };
 
-void compare_shared_streams(int rows, int cols, int mixes, bool has_second, bool adds) {
-  Sharing in(rows, cols, mixes, adds ? Tensor<bf16>::Range() : poison);
+/// Of the first `streams` shared streams.
+void compare_shared_streams(int rows, int cols, int mixes, int streams, Output output) {
+  const bool accumulates = output == Output::accumulate;
+  Sharing in(rows, cols, mixes, accumulates ? Tensor<bf16>::Range() : poison);
   const auto on_host = [](auto& tensor) { return tensor.host(); };
   const auto on_device = [](auto& tensor) { return tensor.device(); };
   std::array<SharedStream<float>, 2> host;
   std::array<SharedStream<bf16>, 2> device;
-  for (int i = 0; i < (has_second ? 2 : 1); ++i) {
-    host[i] = {in.x[i].host(), in.d[i].host(), adds};
-    device[i] = {in.x[i].device(), in.d[i].device(), adds};
+  for (int i = 0; i < streams; ++i) {
+    host[i] = {in.x[i].host(), in.d[i].host(), accumulates};
+    device[i] = {in.x[i].device(), in.d[i].device(), accumulates};
   }
   const SumStream stream;
   portable::shared_streams_backward<float>({}, host, in.list<float>(on_host));
   cuda::shared_streams_backward<bf16>(stream, device, in.list<bf16>(on_device));
   // d is rounded once more after every 16 mixes, where it is far below 16.
   const double rounding = 1e-5 + (ceil_div(std::max(mixes, 1), 16) - 1) * 16 * 0x1p-9;
-  in.d[0].expect_match("first", rounding);
-  if (has_second) in.d[1].expect_match("second", rounding);
+  for (int i = 0; i < streams; ++i) in.d[i].expect_match("d", rounding);
   in.d_tokens.expect_match("d_tokens", 1e-5 * std::sqrt(static_cast<double>(cols)), 1e-5);
   in.d_scalars.expect_match("d_scalars", 4e-6 * std::sqrt(static_cast<double>(mixes) * rows * cols), 1e-5);
 }
@@ -305,17 +235,17 @@ TEST(CudaMix, StreamsThatMixesShareMatchPortable) {
   for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {2500, 768}, {5, 4096}}) {
     for (const int mixes : {1, 2, 10, 16, 17, 40}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns, " << mixes << " mixes");
-      compare_shared_streams(rows, cols, mixes, true, true);
-      compare_shared_streams(rows, cols, mixes, true, false);
-      compare_shared_streams(rows, cols, mixes, false, false);
+      compare_shared_streams(rows, cols, mixes, 2, Output::accumulate);
+      compare_shared_streams(rows, cols, mixes, 2, Output::overwrite);
+      compare_shared_streams(rows, cols, mixes, 1, Output::overwrite);
     }
   }
-  compare_shared_streams(40, 768, 0, true, false);
+  compare_shared_streams(40, 768, 0, 2, Output::overwrite);
 }
 
 TEST(CudaMix, TheSumItselfNeedNotBeKept) {
   SKIP_WITHOUT_DEVICE();
-  Tensors in(40, 768, skip);
+  Tensors in(40, 768, kind("Skip"));
   Tensor<bf16> out = Tensor<bf16>::poisoned(40, 768), n = Tensor<bf16>::poisoned(40, 768);
   Tensor<float> rstd = Tensor<float>::poisoned(1, 40);
   portable::mix_norm_forward<float>({}, out.host(), n.host(), rstd.host_flat(), in.host(), eps);
@@ -356,9 +286,9 @@ TEST(CudaMix, RaisesTheLargestMagnitudeOfTheNorm) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {1003, 768}, {33, 1032}, {5, 4096}}) {
     for (const int row : {0, rows / 2, rows - 1}) {
-      for (std::size_t i = 0; i < kinds.size(); ++i) {
-        SCOPED_TRACE(testing::Message() << rows << " rows, row " << row << ", kind " << i);
-        expect_maximum(rows, cols, row, kinds[i]);
+      for (const Kind& kind : kinds) {
+        SCOPED_TRACE(testing::Message() << rows << " rows, row " << row << ", " << kind.name);
+        expect_maximum(rows, cols, row, kind);
       }
     }
   }
@@ -380,21 +310,21 @@ test::Vector<float> gradients(Stream stream, int rows, int cols, const Kind& kin
 TEST(CudaMix, GradientsAreReproducible) {
   SKIP_WITHOUT_DEVICE();
   for (const int rows : {100, 9001}) {  // one group of thread blocks, and as many groups as there are
-    for (const Kind& kind : {skip, six, after_attention}) {
-      test::expect_same_bits([&](Stream stream) { return gradients(stream, rows, 264, kind); });
+    for (const char* const name : {"Skip", "Six", "AfterAttention"}) {
+      test::expect_same_bits([&](Stream stream) { return gradients(stream, rows, 264, kind(name)); });
     }
   }
 }
 
 TEST(CudaMix, ScalarsThatAreFactorsOfManyTermsGetAllGradients) {
   SKIP_WITHOUT_DEVICE();
-  const std::vector<Term> shared(max_mix_terms, {0, To::nowhere, {1, 1}, true});
-  compare_backward(9001, 264, {shared, true});
+  const std::vector<Term> shared(max_mix_terms, {.source = 0, .scalar = {1, 1}, .sigmoid = true});
+  compare_backward(9001, 264, {.name = "OneScalar", .terms = shared, .norm = true});
 }
 
 TEST(CudaMix, LeavesTheFactorOfATerm) {
   SKIP_WITHOUT_DEVICE();
-  Tensors in(3000, 264, six);
+  Tensors in(3000, 264, kind("Six"));
   const SumStream stream;
   const Tensor<float> factor = Tensor<float>::poisoned(1, 1);
   std::vector<MixTerm<bf16>> terms = in.device();

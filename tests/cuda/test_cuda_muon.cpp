@@ -48,11 +48,11 @@ test::Vector<float> result_of(const test::Vector<float>& x, const Shapes& shapes
   const Matrices matrices(shapes);
   const test::DeviceSum squares;
   matrices.set(matrices.gradients, x);
-  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // of NaN
+  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // begins as NaN
   muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0, 1, squares.data());
   polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
                {scratch.data(), scratch.size()});
-  return test::widened(matrices.host_x(), shapes, true);
+  return test::widened(matrices.host_x(), shapes, test::Direction::back);
 }
 
 test::Vector<float> portable_result(test::Vector<float> x, const Shapes& shapes,
@@ -189,7 +189,7 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
 }
 
 void apply(const Matrices& matrices, double* squares) {
-  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // begins as NaN
   const test::SumStream stream;
   muon_apply(stream, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
   synchronize(stream);
@@ -203,7 +203,7 @@ test::Vector<float> rounded(test::Vector<float> values) {
 /// Two steps on batches of these shapes, in one call each. Weights of 0 become X where the rate is -1.
 void compare_normuon(const Shapes& shapes) {
   SCOPED_TRACE(name_of(shapes));
-  Matrices matrices(shapes, true);
+  Matrices matrices(shapes, test::Rule::normuon);
   for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = -1;
   test::Vector<float> q(matrices.second_moment.size());
   for (const unsigned seed : {30, 31}) {
@@ -244,7 +244,7 @@ TEST(CudaNorMuon, MatchesPortable) {
 TEST(CudaNorMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
   const Shapes shapes{{2, 16, 24}};
-  Matrices matrices(shapes, true);
+  Matrices matrices(shapes, test::Rule::normuon);
   matrices.batches.front().lr = -1;
   matrices.set_x(test::Vector<float>(size_of(shapes)));
   const test::DeviceSum squares;

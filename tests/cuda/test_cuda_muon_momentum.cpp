@@ -58,7 +58,7 @@ void expect_narrowed(const test::Vector<bf16>& copy, const test::Vector<float>& 
   std::size_t i = 0, inexact = 0;
   for (const MuonBatch<bf16>& batch : batches) {
     for (const std::size_t end = i + batch.size(); i < end; ++i) {
-      const bf16 truncated = test::from_float<bf16>(weights[i], true), rounded = to_bf16(weights[i]);
+      const bf16 truncated = test::from_float<bf16>(weights[i], /*truncates=*/true), rounded = to_bf16(weights[i]);
       ASSERT_EQ(copy[i].bits, batch.truncates ? truncated.bits : rounded.bits) << i;
       inexact += truncated.bits != rounded.bits;
     }
@@ -91,7 +91,7 @@ void compare_apply(const Shapes& shapes, double decay) {
     }
     at += batch.size();
   }
-  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // begins as NaN
   muon_apply(stream, matrices.batches, matrices.wide, 0, squares.data(), {scratch.data(), scratch.size()});
   const test::Vector<float> got = matrices.weights.host();
   expect_match("weights", got, w, 1e-6, 1e-6);
@@ -134,7 +134,7 @@ TEST(CudaMuonStages, SumsAreReproducible) {
       matrices.set(matrices.weights, x);
       muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3,
                     of_gradients.data());
-      const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // of NaN
+      const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // begins as NaN
       muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
       return test::Vector<double>{of_gradients.added(), of_weights.added()};
     });
@@ -173,7 +173,7 @@ TEST(CudaMuonUpdate, MatchesPortable) {
   const test::BlasStream stream;
   const Shapes shapes{{2, 256, 384}, {3, 384, 256}, {1, 256, 384}};
   for (const bool normuon : {false, true}) {
-    MuonMatrices matrices(shapes, normuon);
+    MuonMatrices matrices(shapes, normuon ? test::Rule::normuon : test::Rule::muon);
     test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2), w(size_of(shapes));
     test::Vector<float> q(matrices.second_moment.size());
     matrices.set(matrices.gradients, g);
@@ -196,7 +196,7 @@ TEST(CudaMuonUpdate, MatchesPortable) {
     const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     portable::muon_update<float>({}, batches, options, {host_squares.data(), host_squares.data() + 1},
                                  Workspace(memory).subspan(skip));
-    const test::DeviceVector<std::byte> scratch(muon_workspace<bf16>(matrices.batches));  // of NaN
+    const test::DeviceVector<std::byte> scratch(muon_workspace<bf16>(matrices.batches));  // begins as NaN
     const test::DeviceSum squares;
     muon_update<bf16>(stream, matrices.batches, options, {squares.data(), squares.data() + 1},
                       {scratch.data(), scratch.size()});

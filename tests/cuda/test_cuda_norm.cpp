@@ -4,31 +4,34 @@
 
 #include "kernels/stream/norm.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::InPlace;
 using test::Tensor;
 
 constexpr double eps = 1e-6;
 
-void compare_forward(int rows, int cols, int ld, bool in_place = false) {
+void compare_forward(int rows, int cols, int ld, InPlace in_place) {
   Tensor<bf16> x(rows, cols, 1, {-2, 3}, ld);
   Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
   Tensor<bf16> out = Tensor<bf16>::poisoned(rows, cols);
-  Tensor<bf16>& target = in_place ? x : out;
+  Tensor<bf16>& target = in_place == InPlace::yes ? x : out;
   portable::rms_norm_forward<float>({}, target.host(), rstd.host_flat(), x.host(), eps);
   cuda::rms_norm_forward<bf16>({}, target.device(), rstd.device_flat(), x.device(), eps);
   target.expect_match("out");
   rstd.expect_match("rstd", 0, 1e-5);
 }
 
-void compare_backward(int rows, int cols, int ld, bool add) {
+void compare_backward(int rows, int cols, int ld, Output output) {
   Tensor<bf16> out(rows, cols, 1, {-2, 2}), d_out(rows, cols, 2);
-  Tensor<bf16> d_x = add ? Tensor<bf16>(rows, cols, 3, {}, ld) : Tensor<bf16>::poisoned(rows, cols, ld);
+  Tensor<bf16> d_x =
+      output == Output::accumulate ? Tensor<bf16>(rows, cols, 3, {}, ld) : Tensor<bf16>::poisoned(rows, cols, ld);
   Tensor<float> rstd(1, rows, 4, {0.2f, 2});
-  portable::rms_norm_backward<float>({}, d_x.host(), out.host(), rstd.host_flat(), d_out.host(), add);
-  cuda::rms_norm_backward<bf16>({}, d_x.device(), out.device(), rstd.device_flat(), d_out.device(), add);
+  portable::rms_norm_backward<float>({}, d_x.host(), out.host(), rstd.host_flat(), d_out.host(), output);
+  cuda::rms_norm_backward<bf16>({}, d_x.device(), out.device(), rstd.device_flat(), d_out.device(), output);
   d_x.expect_match("d_x");
 }
 
@@ -42,9 +45,8 @@ TEST(CudaNorm, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols, ld] : shapes) {
     SCOPED_TRACE(cols);
-    compare_forward(rows, cols, ld);
-    compare_forward(rows, cols, ld, true);
-    for (const bool add : {true, false}) compare_backward(rows, cols, ld, add);
+    for (const InPlace in_place : {InPlace::no, InPlace::yes}) compare_forward(rows, cols, ld, in_place);
+    for (const Output output : {Output::accumulate, Output::overwrite}) compare_backward(rows, cols, ld, output);
   }
 }
 
@@ -77,13 +79,13 @@ TEST(CudaNorm, RaisesTheLargestMagnitude) {
 
 TEST(CudaNorm, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare_forward(49152, 768, 768);
-  compare_backward(49152, 768, 768, true);
+  compare_forward(49152, 768, 768, InPlace::no);
+  compare_backward(49152, 768, 768, Output::accumulate);
 }
 
 TEST(CudaNorm, RefusesMoreThan4096Columns) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(compare_forward(1, 4104, 4104), std::invalid_argument);
+  EXPECT_THROW(compare_forward(1, 4104, 4104, InPlace::no), std::invalid_argument);
 }
 
 }  // namespace

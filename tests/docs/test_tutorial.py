@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import small_run  # noqa: E402
 
 PAGE = ROOT / "docs" / "tutorial.md"
-SECONDS = 300  # of a block
+SECONDS = 300  # limit for a block of commands
 FIGURE = r"(?<![\w.])\d+(?:[.,:]\d+(?:e[+-]\d+)?|(?= tokens/s))"
 SIGNAL = "^C"
 

@@ -76,7 +76,7 @@ class ExportedDecks(FaultTest):
         self.command("import", "model", "alive.h5", "--force")
 
         tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
-        at = tokens.index(256, 1) - LENGTH // 2  # so that a document ends in the middle
+        at = tokens.index(256, 1) - LENGTH // 2  # a document ends in the middle of the sequence
         sequence = torch.tensor([tokens[at:at + LENGTH]])
         expected = torch.tensor(self.logits("alive.h5", sequence[0].tolist()))
         exported = exported_model(directory, weights)

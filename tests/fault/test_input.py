@@ -97,7 +97,7 @@ class Input(FaultTest):
         self.shell("nanorun export out.h5 out.bin && nanorun export data.h5 data.bin && cmp out.bin data.bin")
         said = self.shell("nanorun shard other.h5 --text 00.txt 'x*.txt'", code=3)[1]
         self.assertEqual(said, "nanorun: x*.txt: no file matches this pattern\n")
-        (self.folder / "a[1]*.txt").write_text("a name")  # of a file that is there
+        (self.folder / "a[1]*.txt").write_text("a name")  # a file whose name is a pattern
         self.shell("nanorun shard other.h5 --text 'a[1]*.txt'")
 
     def test_names_that_are_not_utf8(self):

@@ -10,7 +10,7 @@ from datetime import datetime
 from harness import FaultTest, Job, losses, restarted_from, small_run
 
 STEP_KEYS = ["step", "loss", "ms", "tokens_per_second", "tokens", "train_seconds", "lr", "momentum", "window", "gradient_norm"]
-# Those that do not depend on the time.
+# Keys whose values do not depend on the time.
 SAME = ["step", "loss", "lr", "momentum", "window", "gradient_norm"]
 
 

@@ -10,11 +10,11 @@ import tomllib
 
 from harness import FaultTest, Job, losses, restarted_from, small_run
 
-RANKS, STEPS, SEQUENCES, LENGTH, VOCABULARY = 2, 12, 4, 256, 257  # of the harness's deck, but for the ranks
+RANKS, STEPS, SEQUENCES, LENGTH, VOCABULARY = 2, 12, 4, 256, 257  # the harness's deck has these, except RANKS
 WIDTH, LAYERS, PADDED_VOCABULARY = 32, 4, 384
 MATRICES = LAYERS * (3 + 1 + 4 + 4) * WIDTH**2  # QKV, attention output, and the two of the MLP
 HEAD = PADDED_VOCABULARY * WIDTH
-EMBEDDINGS = 2 * VOCABULARY * WIDTH  # of tokens and one of values
+EMBEDDINGS = 2 * VOCABULARY * WIDTH  # elements of the token embedding and of one value embedding
 PARAMETERS = MATRICES + HEAD + EMBEDDINGS + LAYERS * (2 + 2) + LAYERS // 2  # mixes of each block, and skips
 OUTSIDE = ("validation", "checkpoint", "output", "other")  # phases that train_seconds holds in part or not at all
 MERITS = {"tokens_per_second", "train_seconds", "time_to_first_step_seconds", "peak_memory_bytes", "final_train_loss",
@@ -146,8 +146,8 @@ class Program(FaultTest):
         deck, plan = re.fullmatch(r"(.*\n)\n(ranks .*?\n)warning: the run trains on validation tokens .*\n", text,
                                   re.DOTALL).groups()
         resolved = tomllib.loads(deck)
-        self.assertEqual(resolved["optimizer"]["muon_lr"], 0.125)  # of the command line
-        self.assertEqual(resolved["train"]["steps"], STEPS)  # of the deck
+        self.assertEqual(resolved["optimizer"]["muon_lr"], 0.125)  # from the command line
+        self.assertEqual(resolved["train"]["steps"], STEPS)  # from the deck
         self.assertEqual(resolved["model"]["mlp_ratio"], 4)  # a default
         self.check_plan(dict(re.split(r"  +", line.strip(), maxsplit=1) for line in plan.splitlines()))
 

@@ -71,7 +71,7 @@ class Record89(Record89FaultTest):
         found = runs.read_run(self.run_folder())
         self.assertEqual([(v.step, v.tokens) for v in found.validations], [(0, 0), (5, 4 * 5 * 128),
                                                                             (10, 4 * (6 * 128 + 4 * 256))])
-        # As earlier programs wrote them, without totals.
+        # Earlier programs wrote them so, without totals.
         path.write_text("".join(json.dumps({key: line[key] for key in line if key != "tokens"}) + "\n"
                                 for line in map(json.loads, path.read_text().splitlines())))
         self.assertEqual([v.tokens for v in runs.read_run(self.run_folder()).validations],

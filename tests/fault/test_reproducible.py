@@ -93,8 +93,8 @@ class Reproducible(Record89FaultTest):
         train()
         self.assert_identical(self.aside("again"), whole, "between two runs")
 
-        # As if killed in step 14, after the checkpoint of step 5; then stopped before step 13. Adam of record 89 has
-        # half of its gradients in both, and stages begin at 6 and 12.
+        # The first run loses its checkpoints of steps 10 and 13, so the second continues at step 5, and the third at
+        # 13. In both checkpoints Adam of record 89 has half of the gradients of an update. Stages begin at 6 and 12.
         train("stop.step=13", code=75)
         for step in (10, 13):
             self.checkpoint(step).unlink()

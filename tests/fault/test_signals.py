@@ -80,7 +80,7 @@ class Signals(FaultTest):
         job.until_step(3)
         pid = job.rank_pids()[-1]
         os.kill(pid, number)
-        os.kill(pid, number)  # as a launcher or a closing terminal may
+        os.kill(pid, number)  # a launcher or a closing terminal may do this
         self.assert_stopped(job, reason)
 
     def test_signal_in_a_checkpoint_stops_the_run_there(self):

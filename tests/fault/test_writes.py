@@ -63,7 +63,7 @@ class Writes(FaultTest):
     def complete_or_refused(self, code, output):
         """A check that the call did not matter, or that one line says what failed, and no file claims to be complete."""
         def check(seen, messages, files, _):
-            messages = [line for line in messages if not line.startswith("mca_")]  # of MPI, which writes this file
+            messages = [line for line in messages if not line.startswith("mca_")]  # MPI writes this file too
             self.assertIn(seen, (0, code), messages)
             self.assertEqual(output in files, not seen)
             self.assertEqual(len(messages), 1 if seen else 0, messages)

@@ -113,7 +113,7 @@ def write_safetensors(path, tensors):
                         "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the values are aligned
+    text += b" " * (-len(text) % 8)  # aligns the values
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():

@@ -18,7 +18,7 @@ const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 struct Tolerance {
   double loss = 1e-4;
   double norm = 1e-4;
-  double scalar_norm = norm;  ///< of learned scalars
+  double scalar_norm = norm;  ///< tolerance of the norms of learned scalars
 };
 
 /// The fp8 head rounds to so few bits that a last-bit difference moves values to a neighbouring code: the reference

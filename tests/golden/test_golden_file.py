@@ -8,7 +8,7 @@ import golden_file
 
 HERE = Path(__file__).resolve().parent
 OF_ONE_LINE_AN_ENTRY = ("documents.json", "record89_switches.json")  # these have a layout of their own
-MOST_LINES = 1200  # of a file: the norms of some 120 parameters at the start, at the end, and in a few steps
+MOST_LINES = 1200  # most lines of a file: the norms of some 120 parameters at the start, at the end, and in a few steps
 
 
 class GoldenFiles(unittest.TestCase):

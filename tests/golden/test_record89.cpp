@@ -9,6 +9,7 @@
 
 #include "src/commands/evaluate_hellaswag.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/record89_mechanisms.hpp"
 #include "tests/support/tiny_training.hpp"
 
 namespace nanorun {
@@ -16,45 +17,26 @@ namespace {
 
 const std::string folder = NANORUN_GOLDEN_FOLDER "/";
 
-ModelConfig blocks_model() {
-  ModelConfig m;
+/// Record 89's model, smaller.
+void set_model(Config& config) {
+  add_record89_mechanisms(config);
+  ModelConfig& m = config.model;
   m.vocabulary = 61;
   m.width = 48;
   m.heads = 6;
   m.head_dim = 8;
-  m.layers = 11;
   m.norm_eps = 0x1p-23;
-  m.layers_without_attention = {6};
   m.attention_scale = 0.1;
-  m.softcap = 23;
-  m.softcap_kind = kernels::SoftcapKind::sigmoid;
-  m.softcap_shift = 5;
-  m.softcap_width = 7.5;
   m.init_scale = 0.8660254037844386;
   m.zero_attention_outputs = false;
   m.init_embedding = 0.005;
   m.init_value_embedding = 0.01;
   m.tied_head = true;
-  m.residual = Residual::scaled;
-  m.value_path = ValuePath::gated_embeddings;
-  m.value_layers = {1, 2, 8, 9, 10};
-  m.smear = true;
   m.bigram_rows = 79000;
   m.bigram_sign_rows = 16;
-  m.skip_from = 3;
-  m.skip_to = 6;
-  m.attention_source = 7;
-  m.paired_layers = {0, 2, 5, 9};
-  m.xsa_layers = {1, 3, 4, 7};
-  m.gated_layers = {3, 10};
-  m.key_offset_layers = {3, 10};
-  m.composed_layers = {10};
   m.composition_window = 10;
-  m.gate_nets = true;
   m.coefficient_width = 16;
-  m.mudd = true;
   m.yarn = true;
-  return m;
 }
 
 /// record_groups() of record89/config.py.
@@ -81,9 +63,7 @@ void add_groups(Config& config) {
 
 Config blocks_config() {
   Config config;
-  config.model = blocks_model();
-  config.window.layers = "SSSLSSSSSSL";
-  config.window.kind = WindowKind::tokens_before;
+  set_model(config);
   config.train.steps = 20;
   config.train.sequences = 2;
   config.train.extension_steps = 2;
@@ -143,7 +123,7 @@ void expect_close(double value, double golden, double tolerance, double floor, d
   EXPECT_LE(error, tolerance) << what << ": " << value << " against " << golden;
 }
 
-/// Of the parameters' norms: of tensors, and of learned scalars.
+/// Tolerances of the norms of tensors and of learned scalars.
 struct NormTolerance {
   double tensor, scalar = tensor;
 };
@@ -237,12 +217,15 @@ double validation_loss(Learner<Real>& learner, const nlohmann::json& golden, lon
   return sum / static_cast<double>(golden.at("validation_sequences").size());
 }
 
-void compare(const std::string& name, const Config& config, bool alive, const Tolerance& tolerance = {}) {
+/// Where the weights start: as the model says, many of them at zero, or none at zero.
+enum class Start { with_zeros, alive };
+
+void compare(const std::string& name, const Config& config, Start start, const Tolerance& tolerance = {}) {
   SKIP_WITHOUT_HEADS_OF_128(config)
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
   training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());
-  if (alive) make_alive(training);
+  if (start == Start::alive) make_alive(training);
   const ParameterTable& table = training.table;
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / 2; };
@@ -476,14 +459,14 @@ TEST(Record89, HellaSwag) {
   EXPECT_EQ(score.by_mean, golden.at("right_by_mean"));
 }
 
-TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), false); }
-TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", blocks_config(), true); }
+TEST(Record89, Blocks) { compare("record89_blocks", blocks_config(), Start::with_zeros); }
+TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", blocks_config(), Start::alive); }
 TEST(Record89, BlocksWithHeadsOf128) {
-  compare("record89_blocks_wide", wide_config(), true, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
+  compare("record89_blocks_wide", wide_config(), Start::alive, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
 }
 TEST(Record89, BlocksWithFp8Mlp) { compare_fp8(); }
-TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), false); }
-TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), true); }
+TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), Start::with_zeros); }
+TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), Start::alive); }
 
 }  // namespace
 }  // namespace nanorun

@@ -212,7 +212,7 @@ class Attention(unittest.TestCase):
         adjacent = replace(TINY, rotary_pairs="adjacent")
         halves = replace(TINY, rotary_pairs="halves")
         x = random(self.length, 6, 8)
-        order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # of adjacent dims in the layout of halves
+        order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # maps adjacent dims to the layout of halves
         tables = attention.rotary_tables(TINY, schedule.rotary_at(TINY, 0), torch.arange(self.length), x.dtype)
         cos, sin = (table[:, None] for table in tables)
         torch.testing.assert_close(attention.rotate(adjacent, x, cos, sin)[..., order],

@@ -16,6 +16,9 @@
 
 namespace nanorun::kernels::test {
 
+/// Whether an output takes the place of an input.
+enum class InPlace : bool { no, yes };
+
 inline test::Vector<double> random_values(std::size_t n, unsigned seed, double low = -1, double high = 1) {
   std::mt19937 generator(seed);
   std::uniform_real_distribution<double> draw(low, high);

@@ -15,8 +15,9 @@ struct FloatFormat {
   bool saturates;    // otherwise the code after the finite ones is infinity
   std::vector<double> values;
 
-  FloatFormat(int exponent_bits, int mantissa_bits, int finite_codes, bool saturates)
-      : finite_codes(finite_codes), saturates(saturates) {
+  enum class Beyond { saturates, is_infinite };
+  FloatFormat(int exponent_bits, int mantissa_bits, int finite_codes, Beyond beyond)
+      : finite_codes(finite_codes), saturates(beyond == Beyond::saturates) {
     const int bias = (1 << (exponent_bits - 1)) - 1;
     for (int code = 0; code <= finite_codes; ++code) {
       const int exponent = code >> mantissa_bits;
@@ -49,8 +50,8 @@ struct FloatFormat {
   }
 };
 
-inline const FloatFormat e4m3{4, 3, 0x7f, true};
-inline const FloatFormat e5m2{5, 2, 0x7c, true};
-inline const FloatFormat bf16{8, 7, 0x7f80, false};
+inline const FloatFormat e4m3{4, 3, 0x7f, FloatFormat::Beyond::saturates};
+inline const FloatFormat e5m2{5, 2, 0x7c, FloatFormat::Beyond::saturates};
+inline const FloatFormat bf16{8, 7, 0x7f80, FloatFormat::Beyond::is_infinite};
 
 }  // namespace nanorun::kernels::test

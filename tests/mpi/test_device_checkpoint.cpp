@@ -92,7 +92,7 @@ struct Training : Learner<Real> {
   }
 };
 
-/// The same slabs over memory of the host, filled.
+/// Slabs of a layout, over host memory and filled.
 struct HostSlabs {
   explicit HostSlabs(std::vector<Slab<float>> layout) : slabs(std::move(layout)), values(slabs.size()) {
     for (std::size_t k = 0; k < slabs.size(); ++k) {

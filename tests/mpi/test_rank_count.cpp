@@ -186,16 +186,17 @@ TEST(RankCount, AWarmUpChangesNoBit) {
     config.stage[i].short_window = 128;
     config.stage[i].long_window = 128;
   }
-  const auto losses = [&](bool warm) {
+  enum class Start { cold, warm };
+  const auto losses = [&](Start start) {
     TinyTraining training(config, tokens_of(config), 299, test_comm());
-    if (warm) {
+    if (start == Start::warm) {
       Trace trace = untraced(test_comm(), test_streams().compute);
       training.warm_up(trace);
       training.optimizer.initialise(config.run.seed);
     }
     return training.run(steps);
   };
-  EXPECT_EQ(losses(true), losses(false));
+  EXPECT_EQ(losses(Start::warm), losses(Start::cold));
 }
 
 }  // namespace

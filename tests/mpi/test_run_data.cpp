@@ -348,7 +348,7 @@ struct RecordedRun : SmallRun {
   }
   std::string refusal() { return refusal(record); }
 
-  std::size_t tokens = length * test_comm().size() + 1;  ///< of the next shard
+  std::size_t tokens = length * test_comm().size() + 1;  ///< tokens of the next shard
   std::string record;
 };
 
@@ -464,7 +464,7 @@ TEST(ShardRecord, ReplacedAndRenamedShardsAreRefused) {
   EXPECT_EQ(run.refusal(), second + "is now named e.h5");
   run.list({"a", "b", "c", "d"});
   EXPECT_EQ(run.refusal(), "");
-  // As many tokens, but others.
+  // The shard is replaced by as many other tokens.
   ShardOptions options;
   options.inputs = {run.folder / "b.bin"};
   options.output = run.folder / "b.h5";

@@ -21,14 +21,16 @@ namespace fs = std::filesystem;
 
 constexpr const char* merges = "#version: 0.2\nt h\nth e\n\u0120 the\n\u0120 a\ni n\n";
 
-/// Documents of all lengths; some are empty, some are no UTF-8 where `whole` does not forbid it.
-std::vector<std::string> documents(bool whole) {
+enum class Texts { all_utf8, some_broken };
+
+/// Documents of all lengths; some are empty.
+std::vector<std::string> documents(Texts kind) {
   std::vector<std::string> texts;
   for (int i = 0; i < 60; ++i) {
     std::string text;
     while (text.size() < static_cast<std::size_t>(i * 131 % 7 * 300)) {
       text += fmt::format("the {} in a\tthe\u4e2d \"{}\" the's\n\n  ", i, text.size());
-      if (!whole && i % 3 == 0) text += "\xe2\x82 \xff";
+      if (kind == Texts::some_broken && i % 3 == 0) text += "\xe2\x82 \xff";
     }
     texts.push_back(text);
   }
@@ -100,7 +102,7 @@ class ShardEncoded : public testing::Test {
 };
 
 TEST_F(ShardEncoded, TextFilesKeepTheirOrderOnAnyNumberOfRanks) {
-  const auto texts = documents(false);
+  const auto texts = documents(Texts::some_broken);
   add_texts(texts);
   const auto whole = make_shards(test_comm(), options_);
   EXPECT_EQ(whole, std::vector{folder_ / "out.h5"});
@@ -148,7 +150,7 @@ TEST_F(ShardEncoded, ShardsSayWhatTheyWereEncodedWith) {
 }
 
 TEST_F(ShardEncoded, JsonLinesAreDocuments) {
-  const auto texts = documents(true);
+  const auto texts = documents(Texts::all_utf8);
   std::string first, second;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const nlohmann::json line = {
@@ -212,7 +214,7 @@ TEST_F(ShardEncoded, OtherLinesAreRefusedByTheirNumber) {
     write("a.jsonl", good + line + "\n" + good);
     EXPECT_EQ(refusal(), (folder_ / "a.jsonl") + ": line 1001: " + said + hint);
   }
-  write("a.jsonl", good + "{\"text\": 5, \"text\": \"the\"}\n");  // of keys that come twice the last counts
+  write("a.jsonl", good + "{\"text\": 5, \"text\": \"the\"}\n");  // the last of equal keys counts
   EXPECT_EQ(tokens_of(make_shards(test_comm(), options_)).size(), 2002u);
 }
 
@@ -421,7 +423,7 @@ TEST_F(ShardEncoded, OutputsAreRefusedBeforeTheWork) {
   write("bad.jsonl", "bad");
   make_shards(test_comm(), options_);
   const std::string old = read_file(folder_ / "out.h5");
-  options_.inputs = {folder_ / "bad.jsonl"};  // which encoding would refuse
+  options_.inputs = {folder_ / "bad.jsonl"};  // encoding would refuse this file
   options_.field = "text";
   EXPECT_EQ(refusal(ExitCode::output),
             (folder_ / "out.h5") + ": exists; name another file, or replace it with --force");

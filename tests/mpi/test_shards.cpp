@@ -100,7 +100,7 @@ TEST(Shards, BinRoundTripOverUnevenParts) {
     verify_shard(test_comm(), folder / "a.h5");
     test_comm().barrier();
     if (test_comm().root()) {
-      export_shard(folder / "a.h5", folder / "b.bin", true);
+      export_shard(folder / "a.h5", folder / "b.bin", Overwrite::yes);
       EXPECT_TRUE(read_file(folder / "a.bin") == read_file(folder / "b.bin"));
       EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
     }

@@ -162,7 +162,8 @@ TEST(TensorComm, PiecesOfLargePartsAreSummedLikeOne) {
   check_reduce_scatter<float>(lopsided_bounds(test_comm().size(), 40'000'003), {});
 }
 
-/// Which rows of a table a rank has gradients in: one of `every`; none: 0. On whichever rank it is asked for.
+/// Rows of a table in which a rank has gradients: about one of `every`, or none if `every` is 0. Every rank can compute
+/// the rows of every other.
 std::vector<std::int32_t> rows_of_rank(int rank, int rows, int every) {
   std::vector<std::int32_t> touched;
   for (int row = 0; row < rows; ++row) {

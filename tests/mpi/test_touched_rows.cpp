@@ -53,7 +53,7 @@ std::set<std::int32_t> rows_of(const ModelConfig& model, bool bigrams, int rank,
   return rows;
 }
 
-/// Those of them in the part of an owner, none where that is the rank itself.
+/// Rows that rank `from` reads and rank `to` owns; none if both are the same.
 std::vector<std::int32_t> between(const ModelConfig& model, const Bucket& bucket, bool bigrams, int from, int to,
                                   int step) {
   const Bounds bounds = bucket.bounds(test_comm().size());

@@ -22,7 +22,7 @@ PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "ad
 MODEL = {"vocabulary": 257, "width": 64, "heads": 2, "head_dim": 32, "layers": 4, "mlp_ratio": 4,
          "value_path": "embeddings", "value_embeddings": 1, "layers_without_attention": []}
 
-STEPS = 6  # of the run of a ToolsTest
+STEPS = 6  # steps of the run of a ToolsTest
 SUMMARY = {"final_val_loss": 3.2, "final_train_loss": 3.1, "tokens_per_second": 1e6, "train_seconds": 9.5}
 
 STUDY = """

@@ -128,7 +128,7 @@ class Counts(ScalingTest):
         self.assertEqual(work.all_gather(1), (0, 0))
         self.assertEqual(work.all_reduce(1), 0)
         self.assertEqual(work.reduce_scatter(2)[0], len(work.buckets))
-        # Of each of the two tables of 257 rows, one rank of two has half a row more than its share.
+        # With two ranks, one of them owns half a row more of each of the two tables of 257 rows.
         self.assertEqual(work.reduce_scatter(2)[1], 4 * (size / 2 + 2 * 64 / 2))
         self.assertEqual([work.all_reduce(n) for n in (2, 3, 4, 5, 8, 4096)], [1, 2, 2, 3, 3, 12])
         # The owner of a whole matrix receives it from every rank and sends it to every rank.

@@ -44,7 +44,7 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.open, self.headings, self.pictures, self.links = [], [], [], []
         self.tables = []  # rows of (class, text)
-        self.pairs = []  # of each group side by side, the tags of its members
+        self.pairs = []  # the tags of the members of each group side by side
         self.feed(text)
         assert not self.open, self.open
 
@@ -290,7 +290,7 @@ class Report(ScalingTest):
         self.assertEqual(notes, ["Runs of different builds are mixed: they differ in commit."])
         self.assertEqual(rows["commit"], "abc (2 runs); <dirty> (1 run)")
         shutil.rmtree(study.run(1, 1).folder)
-        write_run(study.run(1, 1).folder, times(1), TOKENS)  # of an earlier program
+        write_run(study.run(1, 1).folder, times(1), TOKENS)  # as an earlier program wrote it
         rows, notes = self.setup_of(study)
         self.assertEqual(notes, ["Runs of different builds are mixed: they differ in version, commit."])
         self.assertIn("not recorded (1 run)", rows["version"])

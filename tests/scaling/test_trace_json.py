@@ -71,7 +71,7 @@ def no_constant(name):
 
 
 class TraceJson(ScalingTest):
-    trace = seconds = None  # of one run, which all tests look at
+    trace = seconds = None  # from one run, which all tests look at
 
     def setUp(self):
         super().setUp()

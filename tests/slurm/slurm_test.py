@@ -18,7 +18,7 @@ LONG = "train.steps=100000"
 class SlurmTest(FaultTest):
     """Jobs are submitted from the test's directory, which has the job scripts and the build of the repository."""
 
-    cluster_options = {}  # of cluster.Cluster
+    cluster_options = {}  # arguments of cluster.Cluster
 
     def setUp(self):
         super().setUp()

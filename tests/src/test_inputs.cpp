@@ -271,7 +271,7 @@ TEST(Inputs, Record81DiffersFromRecord89InFewKeys) {
       "stage.1.prefix",
       "stage.1.prefix_end",
       "data.prefix_table",
-      "optimizer.adam_beta1",  // of tensors that no group names: record 81 has none
+      "optimizer.adam_beta1",  // rate of tensors that no group names: record 81 has none
       "optimizer.lr_scalar",
   };
   std::set<std::string> different;

@@ -30,7 +30,7 @@ struct AdamReads {
   }
 };
 
-/// Of update t, whose rate and decay change.
+/// Options of update t: rate and decay change with t.
 inline AdamOptions adam_options_of(AdamOptions options, int t) {
   options.lr = 0.3 / (1 + t % 7);
   options.decay = 0.02 * options.lr;

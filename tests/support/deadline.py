@@ -4,7 +4,7 @@ machine it is slow, and does not hang. Standard library only."""
 import subprocess
 import time
 
-REFERENCE_SECONDS = 0.02  # of work by which the machine is measured
+REFERENCE_SECONDS = 0.02  # time of the work by which the machine is measured
 MEASURED_EVERY = 2.0  # seconds
 POLL_SECONDS = 0.2
 MOST = 4  # times the seconds of a deadline, with all progress: what goes on for ever has failed too

@@ -57,7 +57,7 @@ int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
 
 int nvmlDeviceGetClockInfo(void* device, int type, unsigned* megahertz) {
   if (users < 1) return uninitialized;
-  if (type != 1) return invalid_argument;  // of the SMs
+  if (type != 1) return invalid_argument;  // 1: the clock of the SMs
   *megahertz = static_cast<Gpu*>(device)->megahertz;
   return success;
 }

@@ -34,7 +34,7 @@ inline std::vector<Token> some_tokens(std::size_t n, int shard) {
   return tokens;
 }
 
-/// Of format 1, which needs no sound checksums.
+/// Writes a shard of format 1, which needs no sound checksums.
 inline ShardInfo write_shard(const std::string& path, const std::vector<Token>& tokens) {
   h5::File file = h5::File::create(path);
   file.create_dataset<Token>("tokens", {tokens.size()});

@@ -60,15 +60,18 @@ inline std::vector<std::string> merge_lines(const std::string& list) {
   return lines;
 }
 
+/// How a tokenizer.json spells a merge: "a b", or ["a", "b"].
+enum class MergesAs { texts, pairs };
+
 /// The tokenizer.json of a list of merges, with GPT-2's ids.
-inline nlohmann::json tokenizer_json(const std::string& list, bool pairs = false) {
+inline nlohmann::json tokenizer_json(const std::string& list, MergesAs form = MergesAs::texts) {
   nlohmann::json vocab = nlohmann::json::object(), merges = nlohmann::json::array();
   const auto spellings = byte_spellings();
   for (const std::uint8_t byte : gpt2_byte_order()) vocab[spellings[byte]] = vocab.size();
   for (const std::string& line : merge_lines(list)) {
     const std::string left = line.substr(0, line.find(' ')), right = line.substr(line.find(' ') + 1);
     vocab[left + right] = vocab.size();
-    merges.push_back(pairs ? nlohmann::json{left, right} : nlohmann::json(line));
+    merges.push_back(form == MergesAs::pairs ? nlohmann::json{left, right} : nlohmann::json(line));
   }
   const std::size_t end_of_text = vocab.size();
   vocab["<|endoftext|>"] = end_of_text;

@@ -18,7 +18,7 @@ sys.path[:0] = [str(TOOLS), str(ROOT / "tests" / "support")]
 import deadline  # noqa: E402
 import small_run  # noqa: E402
 
-TOKENS = 4 * 256  # of a step
+TOKENS = 4 * 256  # tokens of a step
 WRONG_JSON = ["{", "[]", "1", "null", '"text"', "\0", "[" * 100000, "1" * 5000, "nan", b"\xff\xfe{}"]
 
 # TOML that nests too deep for a parser, or is too long.

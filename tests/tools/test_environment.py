@@ -15,7 +15,7 @@ import tool
 
 TOOL_SCRIPTS = sorted(path.name for path in TOOLS.glob("*.py") if "__main__" in path.read_text())
 LOSSES = {0: 6.0, 10: 4.0, 20: 3.5}
-LATIN = os.fsdecode(b"caf\xe9")  # of an old file system: not UTF-8
+LATIN = os.fsdecode(b"caf\xe9")  # a name from an old file system: not UTF-8
 MARK = b"\xef\xbb\xbf"
 
 

@@ -45,7 +45,7 @@ class Deck:
         return tool.require(table.get(key, default), kind, self.path, f"{section}.{key}", **bounds)
 
     def number(self, section, key, default, least=0):
-        """A whole number."""
+        """A whole number of the deck."""
         given = [value for name, value in self.overrides if name == f"{section}.{key}"]
         if not given:
             return self.value(section, key, default, int, least=least, most=10**12)
@@ -61,7 +61,8 @@ def facts(deck, _):
 
 
 def schedule(deck, arguments):
-    """The extension has a few steps at least, a head is untied at the same place, where Adam updates."""
+    """Overrides for a schedule of --steps. Its extension has a few steps at least. A tied head is untied at the same
+    share of the run, in a step in which Adam updates."""
     steps = arguments.steps
     whole, extension = deck.number("train", "steps", STEPS, 1), deck.number("train", "extension_steps", 0)
     short = max(round(extension * steps / whole), min(extension, 4, max(1, steps // 10)))
@@ -79,7 +80,8 @@ def schedule(deck, arguments):
 
 
 def prefixes(deck, arguments):
-    """Of the name that the deck gives, in the directory of the data; targets have no prefixes where it is not there."""
+    """Override for the prefix table in the directory of the data, by the name that the deck gives. If the file is not
+    there, overrides that leave targets without prefixes."""
     named = deck.value("data", "prefix_table", "", str)
     if not named or any(key == "data.prefix_table" for key, _ in deck.overrides):
         return ""
@@ -93,7 +95,7 @@ def prefixes(deck, arguments):
 
 
 def lines_without(text, keys):
-    """The lines of a deck but for those that set one of the keys, each named as section.key."""
+    """The lines of a deck except those that set one of the keys, each named section.key."""
     section = ""
     for line in text.splitlines():
         if heading := re.match(r"\s*\[+\s*(\w+)\s*\]", line):
@@ -104,7 +106,7 @@ def lines_without(text, keys):
 
 
 def stage_of(window, unit, length):
-    """Lines of a stage in which long windows are `window` tokens, and short ones half as many in whole units."""
+    """Lines of a stage. Long windows have `window` tokens, short ones half as many, in whole units."""
     return ["", "[[stage]]", f"share = {1 / len(WINDOWS)}", f"length = {length}",
             f"short_window = {unit * max(1, window // unit // 2)}", f"long_window = {window}"]
 

@@ -11,7 +11,7 @@ LOSSES = ("training_loss", "validation_loss")
 
 
 def series_of(run):
-    """Runs that differ in their ranks alone belong to one series: its deck, part and kind of scaling."""
+    """The series of a run: its deck, part and kind of scaling. Runs of one series differ only in their ranks."""
     kind = run["part"] if run["part"] in STUDIES else run["run"]
     return (run["deck"], run["part"], kind) if kind in STUDIES and "stages" in run else None
 
@@ -23,14 +23,15 @@ def spread(runs, loss):
 
 
 def efficiency(steps, kind):
-    """Of step times by rank count: of time for weak, of time by ranks for strong scaling."""
+    """Efficiency by rank count, from step times by rank count. Weak scaling compares times, strong scaling times by
+    ranks."""
     least = min(steps)
     return {n: steps[least] / time * (least / n if kind == "strong" else 1) for n, time in steps.items()}
 
 
 def scaling(runs):
-    """Of each series on several rank counts the efficiencies of its stages, and the spread of the losses where the work
-    is the same on all of them. The part `losses` is for losses alone: its windows grow."""
+    """For each series on several rank counts: the efficiencies of its stages, and the spread of the losses if the work
+    is the same on all of them. The part `losses` has no efficiencies, since its windows grow."""
     found = []
     for (deck, part, kind), group in itertools.groupby(filter(series_of, runs), series_of):
         group = list(group)
@@ -58,7 +59,7 @@ def scaling_lines(one):
 
 
 def model_lines(folder, runs):
-    """How well the model of each study predicts its steps, where the modules for that are there."""
+    """Lines that say how well the model of each study predicts its steps, if the modules for that are there."""
     lines = []
     for run in runs:
         if run["run"] != "report" or run["result"] != "ok":

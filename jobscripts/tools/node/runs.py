@@ -9,7 +9,7 @@ from .steps import add_phases, read_stages
 
 STUDIES = ("strong", "weak")
 TRANSPORT = re.compile(r"^device .* tensors travel through (.*)$", re.MULTILINE)
-# Of summary.json, by their names here.
+# Keys of summary.json, by the names that they have here.
 FIGURES = {"steps": "steps", "tokens_per_second": "tokens_per_second", "first_step_seconds":
            "time_to_first_step_seconds", "training_seconds": "train_seconds", "training_loss": "final_train_loss",
            "validation_loss": "final_val_loss"}
@@ -24,14 +24,15 @@ def read_rows(path, columns):
 
 
 def output_folder(folder, run):
-    """Of a training run, in a study or of its own."""
+    """Output directory of a training run, in a study or on its own."""
     if run["part"] in STUDIES:
         return folder / "report" / run["deck"] / run["part"] / run["run"]
     return folder / "runs" / f"{run['deck']}.{run['part']}.{run['run']}.{run['ranks']}"
 
 
 def log_file(folder, run):
-    """What the program has printed, or where it has not started, and of a study's report, what scaling_study.py has."""
+    """The file that says how a run went: the output of the program, or in a study, of a report or of a run that has not
+    started, of scaling_study.py."""
     deck = f"{run['deck']}." if run["deck"] else ""
     if run["part"] not in STUDIES:
         return folder / f"{deck}{run['part']}.{run['run']}.{run['ranks']}.log"
@@ -64,8 +65,8 @@ def measure(run, output, quick):
 
 
 def last_words(log):
-    """Which rank a signal has ended, as mpirun says, or what a program said at last of what is wrong, or else the last
-    line that is no ruler."""
+    """Why a run failed, from its log: which rank a signal has ended, by mpirun; or the last message of a program; or
+    the last line that is no ruler."""
     lines = [line for line in read_log(log).splitlines() if line.strip(" -")]
     killed = [line for line in lines if " noticed that process rank " in line]
     said = killed or [line for line in lines if re.match(r"(nanorun|scaling_study\.py): ", line)] or lines
@@ -77,7 +78,7 @@ def read_log(log):
 
 
 def judge_tests(run, log):
-    """Result of a test program or script that has ended with exit code 0, or 77: skipped."""
+    """The result of a test program or script that has ended with exit code 0, or 77 for skipped."""
     text = read_log(log)
     passed = re.findall(r"\[  PASSED  \] (\d+) test", text) or re.findall(r"^Ran (\d+) test", text, re.MULTILINE)
     run["passed"] = min(map(int, passed), default=0)
@@ -90,7 +91,7 @@ def judge_tests(run, log):
 
 
 def judge(run, folder, quick):
-    """The result of a run in words, and its figures within `run`."""
+    """The result of a run in words; adds its figures to `run`."""
     log = log_file(folder, run)
     if run["part"] == "faults" and run["exit_code"] in (0, 77):
         return judge_tests(run, log)

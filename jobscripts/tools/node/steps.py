@@ -17,7 +17,7 @@ REST = ("data", "other")
 
 
 def split(steps, staged):
-    """Steps by stage, which have one window and length each; all together where the deck has no stages."""
+    """The steps by stage. Steps of one stage have one window and length; without stages all steps belong together."""
     if not staged:
         return [steps]
     stages = []
@@ -29,12 +29,12 @@ def split(steps, staged):
 
 
 def counted(steps):
-    """Without the first fifth, and at least without the first one, where there are more."""
+    """The steps without the first fifth, and at least without the first one, if there are more."""
     return steps[max(1, len(steps) // 5):] or steps
 
 
 def read_stages(output):
-    """Of each stage of the run in a directory: window and tokens of its steps (None where they change), steps, median
+    """For each stage of the run in a directory: window and tokens of its steps (None where they change), steps, median
     milliseconds, and the steps that count. Throws ToolError."""
     metrics = Metrics(output / "metrics.jsonl")
     metrics.poll()
@@ -57,8 +57,9 @@ def read_stages(output):
 
 
 def add_phases(stages, output):
-    """Milliseconds of each phase, means over the ranks and the middle half of the counted steps, and the share of
-    communication that computation hides. Throws ToolError where trace.h5 or the modules are missing."""
+    """Adds to each stage the milliseconds of each phase, means over the ranks and the middle half of the counted
+    steps, and the share of communication that computation hides. Throws ToolError where trace.h5 or the modules are
+    missing."""
     np = tool.need("h5py", "numpy")
     from study.gather import measure_overlap, middle_half
     from trace_file import read_trace
@@ -81,7 +82,7 @@ def add_phases(stages, output):
 
 
 def model_errors(study_file, outputs):
-    """By rank count the relative error of the step time that the other rank counts predict. Throws ToolError."""
+    """For each rank count the relative error of the step time that the other rank counts predict. Throws ToolError."""
     tool.need("h5py", "numpy")
     from study import analysis, gather
     from study.study_file import read_study

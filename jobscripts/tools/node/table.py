@@ -50,7 +50,7 @@ def step_rows(runs):
 
 
 def is_whole(facts):
-    """Whether the measurement has come to its end."""
+    """Whether the measurement has been completed."""
     names = [name for name, _ in facts]
     return "end" in names and "interrupted" not in names
 

@@ -13,7 +13,7 @@ LEAST_POINTS, LARGEST_ERROR = 3, 0.25
 @dataclass
 class Analysis:
     study: object
-    measurements: list  # of all finished runs
+    measurements: list  # one for each finished run
     missing: list  # (run, why)
     points: list  # one measurement a rank count
     workload: model.Workload
@@ -47,16 +47,17 @@ class Analysis:
 
 
 def sharing(study, ranks):
-    """Ranks to a core."""
+    """Ranks that share a core: 1.0 where each has its own."""
     return max(1.0, ranks / study.launch.cores) if study.launch.cores else 1.0
 
 
 def model_point(study, m):
+    """The measurement `m` as a point to which the model is fitted."""
     return model.Point(m.ranks, m.run.sequences / m.ranks, m.step, m.path, sharing(study, m.ranks), m.overlap)
 
 
 def workload_of(run):
-    """Of a finished run; only runs on GPUs state the memory of a device. Throws ToolError."""
+    """The Workload of a finished run, from its deck, its summary and the study's plan. Throws ToolError."""
     path = run.folder / "deck.toml"
     deck = tool.read_toml(path)
     gradients = tool.field(tool.field(deck, "comm", dict, path), "gradients", str, path)
@@ -70,7 +71,8 @@ def workload_of(run):
 
 
 def why_not(points, errors):
-    """Why the model of these points predicts nothing for other machines; empty where it does."""
+    """Why a model fitted to these points is not good enough to predict other machines; empty where it is. `errors`: of
+    leave_one_out()."""
     if len(points) < LEAST_POINTS:
         counts = "one rank count" if len(points) == 1 else f"{len(points)} rank counts"
         return f"The study has {counts}; a prediction needs {LEAST_POINTS}."
@@ -83,7 +85,7 @@ def why_not(points, errors):
 
 
 def analyse(study, measurements, missing):
-    """`measurements` of at least one run and `missing` as gather.gather returns them."""
+    """The Analysis of a study. `measurements` (at least one) and `missing` are what gather.gather() returns."""
     workload = workload_of(measurements[0].run)
     medians = gather.representatives(measurements)
     points = [model_point(study, m) for m in medians]

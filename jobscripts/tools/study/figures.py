@@ -28,7 +28,8 @@ PART_COLOURS = dict(zip(PARTS, [*colormaps["Blues"]([0.85, 0.65, 0.47, 0.3]), *c
 
 
 def apart(items, place, room):
-    """Those of the items, by ascending place, of which each has room behind the one before; always the last one."""
+    """Of the items, by ascending place(item), those that are far enough apart: each has room(item) behind the one
+    before. The last one is always kept."""
     kept = []
     for item in reversed(items):
         if not kept or place(kept[-1]) - place(item) >= room(kept[-1]):
@@ -37,7 +38,7 @@ def apart(items, place, room):
 
 
 def ranks_axis(axes, ranks):
-    """Logarithmic, with ticks at rank counts, of which as many are shown as have room."""
+    """Makes the x axis logarithmic, with ticks at the rank counts, as many as have room."""
     axes.set_xscale("log", base=2)
     length = np.log2(ranks[-1] / ranks[0]) or 1
     powers = [n for n in ranks if n & (n - 1) == 0]
@@ -50,7 +51,7 @@ def ranks_axis(axes, ranks):
 
 
 def doubling_axis(axes, **ticks):
-    """Logarithmic in y, so that perfect scaling is a straight line."""
+    """Makes the y axis logarithmic. On a logarithmic x axis perfect scaling is then a straight line."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.1, high * 1.1)
@@ -60,8 +61,8 @@ def doubling_axis(axes, **ticks):
 
 
 def points_axis(axes, analysis):
-    """A place for each rank count, those that share cores with a star. Returns the places that have room for words of
-    some characters."""
+    """Gives each rank count a position on the x axis, with a star where ranks share cores. Returns the positions at
+    which words of some characters have room."""
     points = analysis.points
     names = [f"{m.ranks:,}{'*' if analysis.oversubscribed(m.ranks) else ''}" for m in points]
 
@@ -118,7 +119,7 @@ def draw_efficiency(axes, analysis):
 
 
 def stack(axes, analysis, series, colour, unit=1.0):
-    """Stacked bars by rank count; series: name -> one value a point. Returns what points_axis() does."""
+    """Draws stacked bars by rank count. `series`: name -> one value a point. Returns what points_axis() returns."""
     floor = np.zeros(len(analysis.points))
     for name, values in series.items():
         height = unit * np.array(values)
@@ -130,14 +131,14 @@ def stack(axes, analysis, series, colour, unit=1.0):
 
 
 def beside(axes, **options):
-    """A legend right of the axes, in the order of the stack."""
+    """Draws a legend right of the axes, in the order of the stack."""
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1,
                 handleheight=1, **options)
 
 
 def below(axes, *entries, **options):
-    """A legend under the name of the x axis."""
+    """Draws a legend under the name of the x axis."""
     axes.legend(*entries, loc="upper left", bbox_to_anchor=(-0.02, -0.2), borderaxespad=0, ncols=2, columnspacing=1.2,
                 **options)
 
@@ -201,7 +202,7 @@ def draw_model(axes, analysis):
         face = "white" if analysis.oversubscribed(m.ranks) else COMPUTE
         axes.plot(m.ranks, 1e3 * m.step, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE,
                   markeredgewidth=1.6, label="measured" if i == 0 else None)
-    # Of many points the worst alone has its error beside it: a table has them all.
+    # With many points only the largest error is written beside its point: a table has them all.
     named = {abs(error) for error in analysis.errors if len(ranks) <= 5 or abs(error) == analysis.largest_error}
     for i, (m, error) in enumerate(zip(analysis.points, analysis.errors)):
         y = 1e3 * m.step * (1 + error)

@@ -20,21 +20,21 @@ OUTSIDE = {"validation", "checkpoint"}
 UPDATES = {"muon", "adam"}
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
 COLLECTIVES = ("sync", "reduce_gradients", "gather_weights")
-TRANSFERS = ("reduce_gradients", "gather_weights")  # of gradients and weights: those of /communication
+TRANSFERS = ("reduce_gradients", "gather_weights")  # phases that send gradients and weights, as /communication has them
 
 
 @dataclass
 class Measurement:
-    """One run. Times are seconds a step."""
+    """One finished run. Times are seconds per step, means over the middle half of the counted steps."""
 
     run: object
-    tokens: float  # of a step, mean over those whose times are averaged
+    tokens: float  # tokens of a step, mean over the steps whose times are averaged
     step: float
     phases: dict  # phase -> mean over ranks
     path: dict  # computing, muon, adam: slowest rank of each step; collectives: quickest rank, who waits least
     work: np.ndarray  # [ranks] outside of collectives
     slowest: int  # rank with most of it
-    slowest_share: float  # of the counted steps in which that rank was the slowest
+    slowest_share: float  # share of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
     gpus: list  # by rank, a dictionary of each; empty on CPUs
@@ -51,15 +51,17 @@ class Measurement:
 
     @property
     def transfer(self):
-        """Communication without the waiting for slower ranks."""
+        """Communication without the waiting for slower ranks, seconds per step."""
         return sum(self.path[name] for name in COLLECTIVES)
 
     @property
     def waiting(self):
+        """Waiting for slower ranks in collectives, mean over the ranks, seconds per step."""
         return sum(self.phases.get(name, 0) for name in COLLECTIVES) - self.transfer
 
     @property
     def computing(self):
+        """Everything else, mean over the ranks, seconds per step."""
         return sum(self.phases.values()) - self.transfer - self.waiting
 
     @property
@@ -75,8 +77,8 @@ def middle_half(times):
 
 
 def critical_path(seconds, phases):
-    """Mean over steps of what each part of a step takes on the rank that determines it; seconds [steps, ranks, phases].
-    """
+    """The mean over the steps of what each part of a step takes on the rank that determines it. `seconds` [steps,
+    ranks, phases]."""
     def part(names):
         return seconds[:, :, [i for i, name in enumerate(phases) if name in names]].sum(axis=2)
 
@@ -87,15 +89,16 @@ def critical_path(seconds, phases):
 
 
 def measure_overlap(trace, rows):
-    """Of the given rows of trace.h5: phases exclude each other and say what communication computing waited for;
-    /communication is all that there was."""
+    """Share of the communication that ran beside computing, in the given rows of trace.h5; nan without communication.
+    /communication has the time of all of it; the phases have the part that computing waited for."""
     total = trace["communication"][rows].sum()
     exposed = trace["seconds"][rows][:, :, [trace["phases"].index(name) for name in TRANSFERS]].sum()
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
 
 
 def read_provenance(path):
-    """Where the figures of a summary.json come from, as text. Of hosts and devices it has the names."""
+    """The provenance of a summary.json, each value as text; of hosts and devices only the names. Empty in earlier
+    programs."""
     summary = tool.read_json(path)
     if "provenance" not in summary:
         return {}
@@ -119,7 +122,8 @@ def read_gpus(path):
 
 
 def measure(run, warmup, steps):
-    """Reads a finished run. Throws ToolError."""
+    """The Measurement of a finished run of `steps` steps, the first `warmup` of which are not counted. Throws
+    ToolError."""
     path = run.folder / "trace.h5"
     trace = read_trace(path)
     if len(trace["step"]) != steps or any(trace["ranks"] != run.ranks):
@@ -146,7 +150,7 @@ def measure(run, warmup, steps):
 
 
 def gather(study):
-    """Returns the measurements of all finished runs, and (run, why) of the others."""
+    """Returns the measurements of all finished runs of a study, and (run, why) for each other run."""
     measurements, missing = [], []
     for run in study.runs():
         if not finished(run, study.steps):
@@ -162,7 +166,7 @@ def gather(study):
 
 
 def representatives(measurements):
-    """Of each rank count the repeat with the (lower) median step time, by ascending rank count."""
+    """One measurement for each rank count, by ascending rank count: the repeat with the (lower) median step time."""
     groups = {}
     for m in measurements:
         groups.setdefault(m.ranks, []).append(m)
@@ -170,12 +174,12 @@ def representatives(measurements):
 
 
 def speed_up(m, base):
-    """In units of one rank: perfect scaling gives m.ranks."""
+    """The rate of `m` in units of one rank, by the rate of `base`: perfect scaling gives m.ranks."""
     return base.ranks * m.rate / base.rate
 
 
 def table(measurements):
-    """Rows of the CSV: a header, then one a run. Speed-ups refer to the median run on the fewest ranks."""
+    """Rows of the CSV: a header, then one row a run. Speed-ups refer to the median run on the fewest ranks."""
     phases = list(measurements[0].phases)
     base = representatives(measurements)[0]
     rows = [["ranks", "repeat", "sequences", "tokens", "step_seconds", "tokens_per_second", "speed_up", "efficiency",

@@ -35,7 +35,7 @@ def find_program(name):
 
 
 def environment():
-    """Open MPI refuses root unless told twice."""
+    """The environment of mpirun: Open MPI refuses to run as root unless two variables allow it."""
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
     return os.environ | as_root
 
@@ -107,8 +107,8 @@ class Mpirun:
 
 
 def option(words, *names):
-    """The value of an option, by its long or short names, among words of a command line, of which the last one counts;
-    empty where it has none, and None where the option is not there."""
+    """The value of an option among the words of a command line, by its long or short names. The last occurrence counts.
+    Empty where the option has no value, None where it does not occur."""
     found = None
     for i, word in enumerate(words):
         for name in names:
@@ -120,35 +120,36 @@ def option(words, *names):
 
 
 def count(text):
-    """The number behind a type or none, as in 8, h100:8, h100."""
+    """The number behind the last colon, as in "8" or "h100:8"; 1 where there is none, as in "h100"."""
     number = text.rpartition(":")[2]
     return int(number) if number.isdecimal() else 1
 
 
 def gpus_in_gres(text):
-    """GPUs of a list of resources such as gpu:h100:8,nvme."""
+    """Number of GPUs in a list of resources such as "gpu:h100:8,nvme"."""
     words = [word.removeprefix("gres/").replace("=", ":") for word in text.split(",")]
     return sum(count(word.partition(":")[2]) for word in words if word.partition(":")[0] == "gpu")
 
 
 def gpus_in(of_node, gres):
-    """GPUs of a node by a value of --gpus-per-node, else by one of --gres; either may be None."""
+    """Number of GPUs of a node, from a value of --gpus-per-node, else from a value of --gres. Either may be None."""
     return (sum(map(count, of_node.split(","))) if of_node else 0) or gpus_in_gres(gres or "")
 
 
 def own_gpus_of_node(settings):
-    """GPUs that the study itself asks for on each node; 0 where it does not say."""
+    """Number of GPUs that the study itself asks for on each node; 0 where it does not say."""
     return settings.gpus_per_node or gpus_in(option(settings.sbatch, "--gpus-per-node"),
                                              option(settings.sbatch, "--gres", "--tres-per-node"))
 
 
 def gpus_of_node(settings):
-    """The same, else what the environment asks for."""
+    """own_gpus_of_node(), or else the number that the environment asks for."""
     return own_gpus_of_node(settings) or gpus_in(os.environ.get("SBATCH_GPUS_PER_NODE"), os.environ.get("SBATCH_GRES"))
 
 
 def variables(settings):
-    """The environment of sbatch. Slurm would add up what the study and the environment say of a node's GPUs."""
+    """The environment of sbatch. Drops what it says of a node's GPUs if the study says it too: Slurm would add both
+    up."""
     kept = os.environ | {"NANORUN_JOBSCRIPTS": str(BATCH_SCRIPT.parent)}
     if own_gpus_of_node(settings):
         kept.pop("SBATCH_GPUS_PER_NODE", None)
@@ -159,12 +160,13 @@ def variables(settings):
 
 
 def own_placement(settings):
-    """The options --nodes and --ntasks-per-node of the study's own, each None where it is not there."""
+    """The values of --nodes and --ntasks-per-node in the study's own options, each None where it is not there."""
     return option(settings.sbatch, "--nodes", "-N"), option(settings.sbatch, "--ntasks-per-node")
 
 
 def check_gpus(settings):
-    """Ranks that have a GPU each cannot be placed where nobody says how many GPUs a node has."""
+    """Throws StudyError if ranks have a GPU each and nothing says how many GPUs a node has, so that ranks cannot be
+    placed."""
     if settings.ranks_per_node or gpus_of_node(settings) or any(own_placement(settings)):
         return
     for variable, read, *names in (
@@ -180,8 +182,8 @@ def check_gpus(settings):
 
 
 def placement(settings, ranks):
-    """Options of sbatch that place the ranks of a job: evenly on as few nodes as hold them. Those that the study's own
-    options give are left out, and the others follow them."""
+    """Options of sbatch that place the ranks of a job evenly on as few nodes as hold them. Leaves out options that the
+    study sets itself, and follows them."""
     own_nodes, own_ranks = own_placement(settings)
     chosen = {}
     most = int(own_ranks) if own_ranks and own_ranks.isdecimal() else settings.ranks_per_node or gpus_of_node(settings)
@@ -248,7 +250,8 @@ LAUNCHERS = {"mpirun": Mpirun, "slurm": Slurm}
 
 
 def launch(study, launcher, program, say):
-    """Starts what has not finished. A run that fails is told of, and the others go on."""
+    """Starts the runs that have not finished. `say` is told how each ends; after a failure the others are still
+    started."""
     waiting = [run for run in study.runs() if not finished(run, study.steps)]
     if not waiting:
         return

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
-SCALAR_BYTES = 4  # of a learned scalar, on CPUs and on GPUs
+SCALAR_BYTES = 4  # bytes of a learned scalar, on CPUs and on GPUs
 NEWTON_SCHULZ_STEPS = 5
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
@@ -24,13 +24,13 @@ PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "a
 
 
 def newton_schulz_flops(bucket):
-    """Of one matrix: X Xᵀ, A A and B X in each iteration."""
+    """Floating-point operations of the iteration for one matrix: X Xᵀ, A A and B X in each step."""
     short, long = sorted((bucket.rows, bucket.cols))
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
 def shares(table):
-    """The buckets as ranks share them: those with matrices of one shape or its transpose as one."""
+    """The buckets as ranks share them: buckets with matrices of one shape, or its transpose, are joined to one."""
     alike, others = {}, []
     for bucket in table:
         if bucket.rows:
@@ -41,8 +41,8 @@ def shares(table):
 
 
 class Workload:
-    """What a step asks of a rank, by rank count. `buckets`: of the model, from study/plan.py; `gradients`: comm.gradients of
-    the deck; `length`: tokens of a sequence; `period`: optimizer.adam_period."""
+    """What a step demands of a rank, for any number of ranks. `buckets`: study.plan.Bucket of the model; `gradients`:
+    comm.gradients of the deck; `length`: tokens of a sequence, None where unknown; `period`: optimizer.adam_period."""
 
     def __init__(self, buckets, gradients, on_gpus, length=None, period=1):
         self.buckets = buckets
@@ -55,13 +55,16 @@ class Workload:
         self.incoming_bytes, self.peers_at_once = (64 << 20, 8) if on_gpus else (1 << 20, 1)
 
     def muon_flops(self, ranks):
+        """Floating-point operations of Muon on the rank with most matrices."""
         return sum(-(-b.units // ranks) * newton_schulz_flops(b) for b in self.matrices)
 
     def adam_elements(self, ranks):
+        """Elements that Adam updates on the rank with most of them; mean over the steps of a period."""
         return sum(b.largest(ranks) for b in self.buckets if not (b.rows or b.fixed)) / self.period
 
     def sent(self, table, sequences):
-        """What a rank with so many sequences may have gradients of; without their number, everything."""
+        """The buckets of `table` with as many rows as a rank's sequences may have gradients for. With sequences None:
+        all rows."""
         most = sequences * self.length if sequences and self.length else math.inf
         return [replace(b, units=int(min(b.units, most))) if b.lookup else b for b in table if not b.fixed]
 
@@ -73,8 +76,8 @@ class Workload:
         return (ranks - 1) * pieces, (ranks - 1) * sum(parts)
 
     def all_gather(self, ranks):
-        """(messages, bytes) that a rank sends: its part of each bucket to every other rank. The mean over the steps,
-        as Adam's weights travel when it updates."""
+        """(messages, bytes) that a rank sends: its part of each bucket to every other rank. Means over the steps, since
+        the weights of Adam travel only in steps in which it updates."""
         def mean(table, what):
             return sum(what(b) / (1 if b.rows else self.period) for b in table if not b.fixed)
 
@@ -82,17 +85,17 @@ class Workload:
         return (ranks - 1) * mean(self.buckets, lambda b: 1), (ranks - 1) * size
 
     def all_reduce(self, ranks):
-        """Messages by recursive doubling."""
+        """Messages of an all-reduce by recursive doubling."""
         return (ranks - 1).bit_length()
 
     def last_muon_split(self):
-        """Rank count from which Muon's work shrinks no more: one matrix of each shape per rank."""
+        """Rank count from which on Muon's work no longer shrinks: each rank has at most one matrix of a shape."""
         return max(b.units for b in self.matrices)
 
 
 def non_negative_least_squares(columns, target):
-    """Coefficients x >= 0 that minimise |columns x - target|: the best of the solutions on all subsets of columns.
-    Of equally good ones the first with the fewest columns. Meant for a handful of columns."""
+    """Coefficients x >= 0 that minimise |columns x - target|: the best of the solutions on all subsets of columns, and
+    among equals the one with the fewest columns. Meant for a handful of columns."""
     columns, target = np.asarray(columns, float), np.asarray(target, float)
     scale = np.abs(columns).max(axis=0, initial=0)
     usable = [j for j in range(columns.shape[1]) if scale[j] > 0]
@@ -110,7 +113,8 @@ def non_negative_least_squares(columns, target):
 
 
 def relative_fit(rows, times):
-    """Non-negative coefficients that minimise the relative errors of the times; those of no time say nothing."""
+    """Non-negative coefficients x that minimise the relative errors of rows x against `times`. Rows whose time is zero
+    are left out."""
     rows, times = np.asarray(rows, float), np.asarray(times, float)
     kept = times > 0
     return non_negative_least_squares(rows[kept] / times[kept, None], np.ones(kept.sum()))
@@ -118,7 +122,7 @@ def relative_fit(rows, times):
 
 @dataclass(frozen=True)
 class Link:
-    """A collective's network: seconds of a message, seconds of a byte."""
+    """The network as one collective sees it: seconds per message, seconds per byte."""
 
     latency: float
     seconds_per_byte: float
@@ -129,6 +133,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Model:
+    """The fitted coefficients of the formula at the head of this file."""
+
     workload: Workload
     per_sequence: float  # seconds of a sequence
     constant: float  # seconds of a step
@@ -151,6 +157,7 @@ class Model:
         return {name: sharing * value for name, value in zip(PARTS, seconds)}
 
     def step(self, ranks, sequences, sharing=1.0):
+        """Seconds of a step, the sum of parts()."""
         return sum(self.parts(ranks, sequences, sharing).values())
 
 
@@ -159,7 +166,7 @@ class Point:
     """A measured rank count: its critical path (gather.Measurement.path) and the step time, seconds."""
 
     ranks: int
-    sequences: float  # of a rank
+    sequences: float  # sequences of a rank in a step
     step: float
     path: dict
     sharing: float = 1.0
@@ -180,7 +187,9 @@ def fit_overlap(points):
 
 
 def fit_link(points, phase, exposed, traffic):
-    """The bandwidth comes first: from a single rank count it alone is fitted."""
+    """The Link that fits the times of a phase best. From a single rank count the bandwidth alone is fitted, and the
+    latency is 0. `exposed`: share of the communication that computing waits for; `traffic`: point -> (messages,
+    bytes)."""
     joined = [p for p in points if p.ranks > 1]
     rows = [[traffic(p)[1], traffic(p)[0]] for p in joined]
     times = [p.path[phase] / p.sharing / exposed for p in joined]
@@ -215,7 +224,8 @@ def leave_one_out(points, workload):
 
 
 def on_network(model, latency, bandwidth):
-    """The model with the network of another machine; 0 leaves what was fitted."""
+    """The model with the network of another machine: seconds per message, bytes per second. A 0 keeps the fitted
+    value."""
     def link(fitted):
         return Link(latency or fitted.latency, 1 / bandwidth if bandwidth else fitted.seconds_per_byte)
 
@@ -233,14 +243,16 @@ class Forecast:
         self.steps = np.array([sum(parts.values()) for parts in self.parts])
 
     def local_sequences(self, ranks):
+        """Sequences of a rank in a step."""
         return self.sequences / ranks if self.kind == "strong" else self.sequences
 
     def ideal(self, ranks):
-        """Factor on the times of one rank that perfect scaling gives."""
+        """The factor by which perfect scaling multiplies the times of one rank."""
         return 1 / ranks if self.kind == "strong" else 1.0
 
     @property
     def efficiency(self):
+        """Efficiency at each of self.ranks, 1.0 for perfect scaling."""
         return np.array([self.steps[0] * self.ideal(n) / step for n, step in zip(self.ranks, self.steps)])
 
     def first_below(self, level):
@@ -255,7 +267,8 @@ class Forecast:
         return sorted(lost.items(), key=lambda item: -item[1])
 
     def traffic_exceeds_computing(self):
-        """First rank count where the gradients' and weights' traffic takes longer than all computing, or None."""
+        """The first rank count at which the transfers of gradients and weights take longer than all computing, or
+        None."""
         for n, parts in zip(self.ranks, self.parts):
             traffic = parts["reduce-scatter"] + parts["all-gather"]
             if traffic > parts["forward, backward"] + parts["fixed work"] + parts["Muon"] + parts["Adam"]:

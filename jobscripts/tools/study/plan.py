@@ -9,7 +9,7 @@ import tool
 from . import StudyError
 from .launch import PLAN, check_deck, find_program
 
-RULES = ("muon", "adam", "fixed")  # of which study/model.py knows the cost
+RULES = ("muon", "adam", "fixed")  # update rules whose cost study/model.py knows
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Bucket:
 
     units: int
     unit_size: int  # elements
-    rows: int = 0  # of a matrix of Muon
+    rows: int = 0  # rows of a matrix of Muon; 0 for other tensors
     cols: int = 0
     lookup: bool = False  # each token reads a row; only such rows of its gradients travel
     fixed: bool = False  # not trained: it does not travel
@@ -33,6 +33,7 @@ class Bucket:
 
 
 def bucket_of(table, path):
+    """The Bucket of an entry of plan.json. Throws ToolError."""
     rule = tool.field(table, "rule", str, path)
     if rule not in RULES:
         raise tool.ToolError(f"{path}: the study knows the cost of the update rules {', '.join(RULES)}, not that of "
@@ -49,7 +50,7 @@ def bucket_of(table, path):
 
 
 def read_buckets(folder):
-    """Those of the model of the study in a directory. Throws ToolError."""
+    """The buckets of the model of the study in `folder`, from its plan.json. Throws ToolError."""
     path = folder / PLAN
     if not os.path.lexists(path):
         raise tool.ToolError(f"{path}: missing, so the tensors of the model are not known; a report with --program PATH, "
@@ -59,8 +60,8 @@ def read_buckets(folder):
 
 
 def require(study, run, program):
-    """Lets the program write the plan of a study that has none, as studies of earlier versions, from the deck of a
-    finished run. Throws ToolError."""
+    """Makes sure that the study has a plan.json. Studies of earlier versions have none: then `program` writes it from
+    the deck of a finished run. Throws ToolError."""
     if os.path.lexists(study.folder / PLAN):
         return
     try:

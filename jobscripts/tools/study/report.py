@@ -76,7 +76,7 @@ def missing_section(analysis):
 
 
 def share(value):
-    """A percentage, and a dash for none."""
+    """A percentage; a dash for None."""
     return "—" if value != value else f"{value:.0%}"
 
 
@@ -108,7 +108,8 @@ def ranks_table(analysis):
 
 
 def throttled(m):
-    """What held down the clocks of a run's GPUs, and on which ranks: of each reason those with most looks first."""
+    """What held down the clocks of a run's GPUs, and on which ranks. For each reason it names the ranks that it held
+    down most often."""
     found = {}
     for rank, gpu in enumerate(m.gpus):
         for name, looks in gpu["throttled"].items():
@@ -123,7 +124,7 @@ def throttled(m):
 
 
 def gpus_table(analysis):
-    """Empty where no run knows of GPUs."""
+    """The table of GPUs; empty if no run has recorded any."""
     rows = [["ranks", "lowest mean SM clock", "on rank", "highest", "lowest seen", "most power", "throttled"]]
     for m in analysis.points:
         known = [(gpu["avg_clock_mhz"], rank) for rank, gpu in enumerate(m.gpus) if gpu["avg_clock_mhz"] > 0]
@@ -164,7 +165,7 @@ def error_table(analysis):
 
 
 def findings(analysis):
-    """Sentences on where scaling stops, by the forecast."""
+    """Sentences on where scaling stops, according to the forecast."""
     forecast, workload = analysis.forecast, analysis.workload
     last = forecast.ranks[-1]
     i = forecast.first_below(0.5)
@@ -202,7 +203,7 @@ def forecast_table(analysis):
 
 
 def prediction(analysis):
-    """The parts of the section."""
+    """The parts of the section on the prediction."""
     if analysis.no_forecast:
         return [f'<div class="note">No prediction: {html.escape(analysis.no_forecast)}</div>']
     return [paragraph(network(analysis)), side_by_side(
@@ -212,11 +213,11 @@ def prediction(analysis):
         forecast_table(analysis)]
 
 
-PLACE = ("hosts", "devices")  # of a run's provenance
+PLACE = ("hosts", "devices")  # fields of a run's provenance
 
 
 def provenance(analysis, name):
-    """What the runs say under a name, and how many of them say it."""
+    """What the runs record under a name: text -> number of runs."""
     return collections.Counter(m.provenance.get(name, "not recorded") for m in analysis.measurements)
 
 
@@ -231,7 +232,7 @@ def provenance_rows(analysis):
 
 
 def mixed_builds(analysis):
-    """A note where the runs are not all of one build."""
+    """A note if the runs are not all of one build."""
     names = [name for name in BUILD if len(provenance(analysis, name)) > 1]
     if not names:
         return ""

@@ -31,9 +31,9 @@ class Run:
 
     ranks: int
     repeat: int
-    sequences: int  # of a step
+    sequences: int  # sequences of a step, on all ranks together
     folder: Path
-    arguments: tuple  # of the program
+    arguments: tuple  # arguments of the program
 
     @property
     def name(self):
@@ -59,16 +59,18 @@ class Launch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The larger machine: ranks as fast as the measured ones behind a flat network."""
+    """The machine to predict: its ranks are as fast as the measured ones, its network is flat."""
 
     latency: float = 0.0  # seconds of a message; 0: as fitted
     bandwidth: float = 0.0  # bytes per second of a rank, each way; 0: as fitted
     max_ranks: int = 4096
-    sequences: int = 0  # as study.sequences; 0: the same
+    sequences: int = 0  # sequences of the prediction, counted as Study.sequences are; 0: the same number
 
 
 @dataclass(frozen=True)
 class Study:
+    """A study file; its fields are the keys."""
+
     name: str
     kind: str  # strong: `sequences` a step; weak: `sequences` a rank
     deck: Path
@@ -77,7 +79,7 @@ class Study:
     steps: int
     warmup: int  # first steps of a run that are not counted
     repeats: int = 1
-    machine: str = ""  # as the report names it
+    machine: str = ""  # name of the machine in the report
     outputs: str = "outputs"
     overrides: tuple = ()  # section.key=value, as on the command line
     launch: Launch = field(default_factory=Launch)
@@ -88,13 +90,15 @@ class Study:
         return Path(self.outputs) / self.name
 
     def step_sequences(self, ranks):
+        """Sequences of a step on all ranks together."""
         return self.sequences if self.kind == "strong" else self.sequences * ranks
 
     def runs(self):
-        """All runs; the rank counts take turns, so that a machine that slows down slows all of them."""
+        """All runs. The rank counts take turns, so that a machine that becomes slower affects all of them."""
         return [self.run(ranks, repeat) for repeat in range(1, self.repeats + 1) for ranks in self.ranks]
 
     def run(self, ranks, repeat):
+        """The run with this rank count and repeat."""
         sequences = self.step_sequences(ranks)
         folder = self.folder / f"ranks{ranks}_repeat{repeat}"
         own = (f"run.name={tool.toml_string(folder.name)}", f"run.outputs={tool.toml_string(self.folder)}",
@@ -126,7 +130,8 @@ def typed(value, kind, where):
 
 
 def section(record, table, where):
-    """`record` filled from a table of the file; its fields are the keys that exist."""
+    """Checks a table of the file against the fields of a dataclass, `record`, which are its keys. Returns key -> value.
+    Throws StudyError."""
     fields = {f.name: f for f in dataclasses.fields(record) if f.name not in ("launch", "prediction")}
     for key in table:
         if key not in fields:
@@ -215,7 +220,7 @@ def read_study(path):
 
 
 def claim_folder(study):
-    """Makes the study's directory, or makes sure that the runs in it are of this study."""
+    """Makes the study's directory. If it exists, checks that its runs belong to this study. Throws StudyError."""
     record = study.folder / "study.json"
     with tool.using(study.folder, UnicodeEncodeError, kind="a path in this locale"):
         study.folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ else:  # as in modeling_nanorun.py
         common.NanorunModel, common.Rotation, common.attention_scale, common.letters_of, common.normalised,
         common.parameter, common.visible, common.windows_of)
 
-GATE_COLUMNS = 12  # that the gates of smear, skip, values and heads read
+GATE_COLUMNS = 12  # columns that the gates of smear, skip, values and heads read
 
 
 def mudd_layer(settings, layer):

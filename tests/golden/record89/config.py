@@ -14,7 +14,7 @@ class Stage:
     window_short: int  # a query sees so many keys before its own
     window_long: int
     lr: float
-    weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ...
+    weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ... at the begin and at the end of the stage
     prefix: tuple = (0.0, 0.0)
 
 
@@ -101,7 +101,7 @@ class Config:
 
     # tables
     value_layers: tuple = (1, 2, 8, 9, 10)  # table j serves the j-th of them
-    value_layers_gated_by_input: tuple = ()  # of these, whose gate reads the normed input alone
+    value_layers_gated_by_input: tuple = ()  # those of value_layers whose gate reads the normed input alone
     value_start: float = 0.01
     smear: bool = True
     bigram: bool = True
@@ -138,7 +138,7 @@ class Config:
     stages: tuple = RECORD_STAGES
     cooldown: float = 0.6
     final_lr: float = 0.15
-    final_window_long: int = 2560  # of the last validation
+    final_window_long: int = 2560  # long window of the last validation
     momentum_first: float = 0.85
     momentum_last: float = 0.95
     momentum_warmup: int = 300
@@ -169,7 +169,7 @@ class Config:
     head_scale_g: float = 448 / 0.75
     fp8_mlp: bool = False
     fp8_mlp_shared: bool = False  # one scale of h for all sequences of a step, from all of the step before
-    mlp_out_present_scales: int = 16  # so many updates quantise W2 with its present maximum
+    mlp_out_present_scales: int = 16  # the first updates quantise W2 with its present maximum
     rounding: bool = False  # the bf16 roundings that record89.md lists
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHARD_TOKENS = 4200  # of a synthetic shard; the first ends when one sequence of step 13 of the small configs is filled
+SHARD_TOKENS = 4200  # in a synthetic shard; the first ends when one sequence of step 13 of the small configs is filled
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def train(c, shards, validation, prefixes, dtype, steps, gradient_steps, validat
         result["cursors"].append([run.stream.shard, run.stream.document])
         progress(f"step {step} loss {loss:.9f}")
     result["final_norms"] = norms(run.p)
-    if timing:  # of a config whose steps are alike; the first allocates memory and is left out where there are others
+    if timing:  # all steps of the config are alike; the first one allocates memory and is left out if there are others
         counted = seconds[1:] or seconds
         result["tokens_per_second"] = len(counted) * c.sequences * c.stages[0].length / sum(counted)
         result["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

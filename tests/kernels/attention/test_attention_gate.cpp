@@ -16,11 +16,11 @@ using Values = test::Vector<double>;
 /// Inputs of one product, the upstream gradient, and what accumulated outputs start from.
 struct Case {
   int tokens, heads, head_dim, groups;
-  bool add;
+  Output output;
   Values x, s, d_out, start_out, start_x, start_s;
 
-  Case(int tokens, int heads, int head_dim, int groups, bool add)
-      : tokens(tokens), heads(heads), head_dim(head_dim), groups(groups), add(add) {
+  Case(int tokens, int heads, int head_dim, int groups, Output output)
+      : tokens(tokens), heads(heads), head_dim(head_dim), groups(groups), output(output) {
     const std::size_t size = static_cast<std::size_t>(tokens) * width(), factors = tokens * groups;
     x = test::random_values(size, 1);
     s = test::random_values(factors, 2);
@@ -36,13 +36,13 @@ struct Case {
 /// What must be written starts poisoned; what is added to starts from `start`.
 template <class T>
 Strided<T> output(const Case& c, const Values& start) {
-  return c.add ? Strided<T>(c.tokens, c.width(), start) : Strided<T>(c.tokens, c.width());
+  return c.output == Output::accumulate ? Strided<T>(c.tokens, c.width(), start) : Strided<T>(c.tokens, c.width());
 }
 
 template <class T>
 Values forward(const Case& c) {
   Strided<T> x(c.tokens, c.width(), c.x), s(c.tokens, c.groups, c.s), out = output<T>(c, c.start_out);
-  attention_scale_forward<T>({}, out.mat(), x.mat(), s.mat(), c.heads, c.add);
+  attention_scale_forward<T>({}, out.mat(), x.mat(), s.mat(), c.heads, c.output);
   return out.dense();
 }
 
@@ -55,11 +55,12 @@ template <class T>
 Gradients backward(const Case& c) {
   Strided<T> x(c.tokens, c.width(), c.x), s(c.tokens, c.groups, c.s), d_out(c.tokens, c.width(), c.d_out);
   Strided<T> d_x = output<T>(c, c.start_x), d_s(c.tokens, c.groups, c.start_s);
-  attention_scale_backward<T>({}, d_x.mat(), d_s.mat(), d_out.mat(), x.mat(), s.mat(), c.heads, c.add);
-  return {c.add ? test::difference(d_x.dense(), c.start_x) : d_x.dense(), test::difference(d_s.dense(), c.start_s)};
+  attention_scale_backward<T>({}, d_x.mat(), d_s.mat(), d_out.mat(), x.mat(), s.mat(), c.heads, c.output);
+  return {c.output == Output::accumulate ? test::difference(d_x.dense(), c.start_x) : d_x.dense(),
+          test::difference(d_s.dense(), c.start_s)};
 }
 
-class AttentionScale : public testing::TestWithParam<std::pair<int, bool>> {
+class AttentionScale : public testing::TestWithParam<std::pair<int, Output>> {
  protected:
   Case make(int tokens, int head_dim) const { return {tokens, 6, head_dim, GetParam().first, GetParam().second}; }
 };
@@ -71,7 +72,7 @@ TEST_P(AttentionScale, ForwardIsTheFormula) {
     for (int j = 0; j < c.width(); ++j) {
       const int i = t * c.width() + j, group = j / c.head_dim / (c.heads / c.groups);
       const double product = c.s[t * c.groups + group] * c.x[i];
-      EXPECT_NEAR(out[i], c.add ? c.start_out[i] + product : product, 1e-15);
+      EXPECT_NEAR(out[i], c.output == Output::accumulate ? c.start_out[i] + product : product, 1e-15);
     }
   }
 }
@@ -93,18 +94,19 @@ TEST_P(AttentionScale, FloatAgreesWithDouble) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Groups, AttentionScale,
-                         testing::Values(std::pair(6, false), std::pair(6, true), std::pair(2, false),
-                                         std::pair(1, true)));
+                         testing::Values(std::pair(6, Output::overwrite), std::pair(6, Output::accumulate),
+                                         std::pair(2, Output::overwrite), std::pair(1, Output::accumulate)));
 
 TEST(AttentionScaleInPlace, OutputsMayReplaceInputs) {
-  const Case c(5, 6, 7, 2, false);
+  const Case c(5, 6, 7, 2, Output::overwrite);
   Strided<double> x(c.tokens, c.width(), c.x), s(c.tokens, c.groups, c.s), d_out(c.tokens, c.width(), c.d_out);
   Strided<double> d_s(c.tokens, c.groups, c.start_s);
-  attention_scale_backward<double>({}, d_out.mat(), d_s.mat(), d_out.mat(), x.mat(), s.mat(), c.heads, false);
+  attention_scale_backward<double>({}, d_out.mat(), d_s.mat(), d_out.mat(), x.mat(), s.mat(), c.heads,
+                                   Output::overwrite);
   const Gradients separate = backward<double>(c);
   EXPECT_EQ(d_out.dense(), separate.x);
   EXPECT_EQ(test::difference(d_s.dense(), c.start_s), separate.s);
-  attention_scale_forward<double>({}, x.mat(), x.mat(), s.mat(), c.heads, false);
+  attention_scale_forward<double>({}, x.mat(), x.mat(), s.mat(), c.heads, Output::overwrite);
   EXPECT_EQ(x.dense(), forward<double>(c));
 }
 

@@ -13,11 +13,12 @@
 namespace nanorun::kernels::portable {
 namespace {
 
+using test::InPlace;
 using test::Strided;
 using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;
-constexpr int source_rows = 5;  // of a table read through the index; fewer than T, so rows repeat
+constexpr int source_rows = 5;  // rows of a table read through the index; fewer than T, so rows repeat
 
 /// How the values are mixed, and how the heads are rotated.
 struct Mode {
@@ -112,13 +113,13 @@ struct Gradients {
 };
 
 template <class T>
-Gradients backward(const Case& c, bool in_place, const Values& d_v_extra = {}) {
+Gradients backward(const Case& c, InPlace in_place, const Values& d_v_extra = {}) {
   Inputs<T> in(c);
   const Forward saved = forward<T>(c);
   const int width = c.width();
   Strided<T> out(c.rows(), 3 * width, saved.rows), rstd(c.tokens, 2 * c.heads, saved.rstd);
   Strided<T> d_out(c.tokens, 3 * width, c.d_out), separate(c.tokens, 3 * width);
-  Strided<T>& d_qkv = in_place ? d_out : separate;
+  Strided<T>& d_qkv = in_place == InPlace::yes ? d_out : separate;
   Strided<T> d_q(c.tokens, width), d_k(c.tokens, width), extra(c.tokens, d_v_extra.empty() ? 0 : width, d_v_extra);
   for (int t = 0; t < c.tokens; ++t) {
     std::copy_n(d_out.mat().row(t), width, d_q.mat().row(t));
@@ -170,7 +171,7 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
 }
 
 TEST(AttentionInputKeyOffset, NothingElseIsWrittenToTheFurtherRow) {
-  const Case c(7, 2, 8, {Mode::none, Mode::two, false, true});
+  const Case c(7, 2, 8, {.source = Mode::none, .factors = Mode::two, .key_offset = true});
   const Forward result = forward<double>(c);
   for (int column = 0; column < 3 * c.width(); ++column) {
     const int head = column / c.head_dim;
@@ -213,7 +214,7 @@ TEST_P(AttentionInput, ValuesAreMixed) {
 }
 
 void expect_derivatives(Case c) {
-  const Gradients d = backward<double>(c, false);
+  const Gradients d = backward<double>(c, InPlace::no);
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c).out); };
   test::check_gradient("qkv", loss, c.qkv, d.qkv, 1e-7, 1e-5, c.qkv.size());
   test::check_gradient("lambda", loss, c.lambda, d.lambda);
@@ -230,7 +231,7 @@ TEST_P(AttentionInput, GradientsAreTheDerivatives) {
 
 TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
   const Case c(7, 2, 8, GetParam());
-  const Gradients separate = backward<double>(c, false), in_place = backward<double>(c, true);
+  const Gradients separate = backward<double>(c, InPlace::no), in_place = backward<double>(c, InPlace::yes);
   EXPECT_EQ(in_place.qkv, separate.qkv);
   EXPECT_EQ(in_place.lambda, separate.lambda);
   EXPECT_EQ(in_place.source, separate.source);
@@ -239,13 +240,13 @@ TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
 TEST_P(AttentionInput, ExtraGradientOfValuesIsAdded) {
   Case c(7, 2, 8, GetParam());
   const Values extra = test::random_values(static_cast<std::size_t>(c.tokens) * c.width(), 6);
-  for (const bool in_place : {false, true}) {
+  for (const InPlace in_place : {InPlace::no, InPlace::yes}) {
     const Gradients d = backward<double>(c, in_place, extra);
     Case sum = c;
     for (std::size_t i = 0; i < extra.size(); ++i) {
       sum.d_out[(3 * (i / c.width()) + 2) * c.width() + i % c.width()] += extra[i];
     }
-    const Gradients expected = backward<double>(sum, false);
+    const Gradients expected = backward<double>(sum, InPlace::no);
     EXPECT_EQ(d.qkv, expected.qkv);
     EXPECT_EQ(d.lambda, expected.lambda);
     EXPECT_EQ(d.source, expected.source);
@@ -257,7 +258,7 @@ TEST_P(AttentionInput, FloatAgreesWithDouble) {
   const Forward f = forward<float>(c), reference = forward<double>(c);
   EXPECT_LT(test::relative_error(f.out, reference.out), 1e-6);
   EXPECT_LT(test::relative_error(f.rstd, reference.rstd), 1e-6);
-  const Gradients d = backward<float>(c, false), d_reference = backward<double>(c, false);
+  const Gradients d = backward<float>(c, InPlace::no), d_reference = backward<double>(c, InPlace::no);
   EXPECT_LT(test::relative_error(d.qkv, d_reference.qkv), 1e-6);
   EXPECT_LT(test::relative_error(d.lambda, d_reference.lambda), 1e-5);
   if (c.mode.source != Mode::none) {
@@ -269,14 +270,14 @@ TEST_P(AttentionInput, FloatAgreesWithDouble) {
 TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
   for (const Mode::Factors factors : {Mode::two, Mode::unit_source}) {
     Case c(7, 2, 6, {Mode::none, factors});
-    const auto differentiate = [&](bool in_place) {
+    const auto differentiate = [&](InPlace in_place) {
       Inputs<double> in(c);
       ValueResidual<double> residual = in.residual();
-      residual.in_place = in_place;
+      residual.in_place = in_place == InPlace::yes;
       const int width = c.width();
       const Mat<double> v = in.qkv.mat().col_block(2 * width, width);
       Strided<double> qk(c.tokens, 2 * width), rstd(c.tokens, 2 * c.heads), separate(c.tokens, width);
-      const Mat<double> v_out = in_place ? v : separate.mat();
+      const Mat<double> v_out = residual.in_place ? v : separate.mat();
       attention_input_forward<double>({}, qk.mat(), v_out, rstd.mat(), in.qkv.mat(), in.rotary(), residual, eps);
       Strided<double> d_qkv(c.tokens, 3 * width, c.d_out), d_q(c.tokens, width, Values(c.tokens * width, 1));
       Values result(c.lambda.size());
@@ -288,11 +289,11 @@ TEST(AttentionInputInPlace, GivesTheSameAsFromTheValuesThemselves) {
       result.insert(result.end(), gradient.begin(), gradient.end());
       return result;
     };
-    const Values expected = differentiate(false), got = differentiate(true);
+    const Values expected = differentiate(InPlace::no), got = differentiate(InPlace::yes);
     ASSERT_EQ(got.size(), expected.size());
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-13) << i;
     c.lambda[0] = 0;
-    EXPECT_EQ(differentiate(true)[0], 0);
+    EXPECT_EQ(differentiate(InPlace::yes)[0], 0);
   }
 }
 
@@ -324,15 +325,16 @@ std::string mode_name(const testing::TestParamInfo<Mode>& info) {
          (info.param.key_offset ? "KeyOffset" : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Mix, AttentionInput,
-                         testing::Values(Mode{Mode::none, Mode::two}, Mode{Mode::rows, Mode::two},
-                                         Mode{Mode::table, Mode::two}, Mode{Mode::none, Mode::interpolate},
-                                         Mode{Mode::rows, Mode::interpolate}, Mode{Mode::table, Mode::interpolate},
-                                         Mode{Mode::none, Mode::unit_source}, Mode{Mode::rows, Mode::unit_source},
-                                         Mode{Mode::table, Mode::unit_source, true},
-                                         Mode{Mode::none, Mode::unit_source, false, true},
-                                         Mode{Mode::table, Mode::two, true, true}),
-                         mode_name);
+INSTANTIATE_TEST_SUITE_P(
+    Mix, AttentionInput,
+    testing::Values(Mode{Mode::none, Mode::two}, Mode{Mode::rows, Mode::two}, Mode{Mode::table, Mode::two},
+                    Mode{Mode::none, Mode::interpolate}, Mode{Mode::rows, Mode::interpolate},
+                    Mode{Mode::table, Mode::interpolate}, Mode{Mode::none, Mode::unit_source},
+                    Mode{Mode::rows, Mode::unit_source},
+                    Mode{.source = Mode::table, .factors = Mode::unit_source, .paired = true},
+                    Mode{.source = Mode::none, .factors = Mode::unit_source, .key_offset = true},
+                    Mode{.source = Mode::table, .factors = Mode::two, .paired = true, .key_offset = true}),
+    mode_name);
 
 }  // namespace
 }  // namespace nanorun::kernels::portable

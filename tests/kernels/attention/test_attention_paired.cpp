@@ -37,8 +37,11 @@ struct Results {
   Values y, lse, d_q, d_k, d_v;
 };
 
+enum class Heads { plain, paired };
+
 template <class T>
-Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, bool paired) {
+Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, Heads kind) {
+  const bool paired = kind == Heads::paired;
   const int cols = n_heads * head_dim, lse_rows = paired ? n_heads / 2 : n_heads;
   Strided<T> q(rows, cols, in.q), k(rows, cols, in.k), v(rows, cols, in.v), d_y(rows, cols, in.d_y);
   Strided<T> y(rows, cols), d_q(rows, cols), d_k(rows, cols), d_v(rows, cols);
@@ -57,7 +60,9 @@ Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, bool pair
 }
 
 /// The definition: row 2 t + s of head v is head v + s H/2 of token t. A dense [T, H D] already lies like that.
-Results reference(const Inputs& in, const Mask& mask) { return run<double>(in, 2 * tokens, heads / 2, mask, false); }
+Results reference(const Inputs& in, const Mask& mask) {
+  return run<double>(in, 2 * tokens, heads / 2, mask, Heads::plain);
+}
 
 Inputs random_inputs() {
   constexpr std::size_t size = static_cast<std::size_t>(tokens) * width;
@@ -70,7 +75,7 @@ class PairedAttention : public testing::TestWithParam<int> {};
 TEST_P(PairedAttention, IsAttentionOverThePairsRows) {
   const Inputs in = random_inputs();
   const OwnedMask mask = mask_of(GetParam());
-  const Results got = run<double>(in, tokens, heads, mask, true), expected = reference(in, mask);
+  const Results got = run<double>(in, tokens, heads, mask, Heads::paired), expected = reference(in, mask);
   EXPECT_LT(test::relative_error(got.y, expected.y), 1e-14);
   EXPECT_LT(test::relative_error(got.lse, expected.lse), 1e-14);
   EXPECT_LT(test::relative_error(got.d_q, expected.d_q), 1e-13);
@@ -82,7 +87,8 @@ TEST_P(PairedAttention, FloatAgreesWithDouble) {
   Inputs in = random_inputs();
   for (Values* values : {&in.q, &in.k, &in.v, &in.d_y}) *values = test::convert<double>(test::convert<float>(*values));
   const OwnedMask mask = mask_of(GetParam());
-  const Results got = run<float>(in, tokens, heads, mask, true), exact = run<double>(in, tokens, heads, mask, true);
+  const Results got = run<float>(in, tokens, heads, mask, Heads::paired),
+                exact = run<double>(in, tokens, heads, mask, Heads::paired);
   EXPECT_LT(test::relative_error(got.y, exact.y), 5e-7);
   EXPECT_LT(test::relative_error(got.lse, exact.lse), 5e-7);
   EXPECT_LT(test::relative_error(got.d_q, exact.d_q), 2e-6);
@@ -92,7 +98,7 @@ TEST_P(PairedAttention, FloatAgreesWithDouble) {
 
 TEST(PairedAttentionRows, TheFirstQuerySeesItselfAndTheSecondBoth) {
   const Inputs in = random_inputs();
-  const Results got = run<double>(in, tokens, heads, mask_of(2), true);
+  const Results got = run<double>(in, tokens, heads, mask_of(2), Heads::paired);
   const int other = heads / 2 * head_dim;  // columns from a head to the one it is paired with
   for (int j = 0; j < head_dim; ++j) EXPECT_NEAR(got.y[j], in.v[j], 1e-15);
   const auto score = [&](int key) {

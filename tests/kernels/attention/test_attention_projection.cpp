@@ -24,7 +24,8 @@ struct Inputs {
   Strided<double> source{tokens, width, test::random_values(tokens* width, 5)};
   test::Vector<double> lambda{0.3};
 
-  Rotary<double> rotary(bool paired = false) { return {heads, cos.mat(), sin.mat(), paired}; }
+  Rotary<double> rotary() { return {.heads = heads, .cos = cos.mat(), .sin = sin.mat()}; }
+  Rotary<double> paired_rotary() { return {.heads = heads, .cos = cos.mat(), .sin = sin.mat(), .paired = true}; }
 };
 
 struct Outputs {
@@ -37,10 +38,9 @@ void expect_equal(Outputs& a, Outputs& b) {
   EXPECT_EQ(a.rstd.dense(), b.rstd.dense());
 }
 
-void expect_product_and_attention_input(const ValueResidual<double>& residual, bool paired) {
-  Inputs inputs;
+void expect_product_and_attention_input(Inputs& inputs, const ValueResidual<double>& residual,
+                                        const Rotary<double>& rotary) {
   Outputs expected, got;
-  const Rotary<double> rotary = inputs.rotary(paired);
   linear_forward<double>({}, expected.qkv.mat(), inputs.x.mat(), inputs.w.mat());
   attention_input_forward<double>({}, expected.qkv.mat().col_block(0, 2 * width), expected.v_out.mat(),
                                   expected.rstd.mat(), expected.qkv.mat(), rotary, residual, eps);
@@ -52,14 +52,17 @@ void expect_product_and_attention_input(const ValueResidual<double>& residual, b
 TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
   Inputs inputs;
   const double* const lambda = inputs.lambda.data();
-  expect_product_and_attention_input({lambda, true, inputs.source.mat(), nullptr}, false);
-  expect_product_and_attention_input({lambda, false, inputs.source.mat(), nullptr, true}, true);
+  expect_product_and_attention_input(inputs, {.lambda = lambda, .interpolate = true, .source = inputs.source.mat()},
+                                     inputs.rotary());
+  expect_product_and_attention_input(inputs, {.lambda = lambda, .source = inputs.source.mat(), .unit_source = true},
+                                     inputs.paired_rotary());
 }
 
 TEST(AttentionProjection, ValuesMayMixWithThemselves) {
   Inputs inputs;
   Outputs got;
-  const ValueResidual<double> residual{inputs.lambda.data(), true, got.qkv.mat().col_block(2 * width, width), nullptr};
+  const ValueResidual<double> residual{
+      .lambda = inputs.lambda.data(), .interpolate = true, .source = got.qkv.mat().col_block(2 * width, width)};
   attention_projection_forward<double>({}, got.qkv.mat(), got.v_out.mat(), got.rstd.mat(), inputs.x.mat(),
                                        inputs.w.mat(), inputs.rotary(), residual, eps);
   for (int t = 0; t < tokens; ++t) {

@@ -12,12 +12,13 @@
 namespace nanorun::kernels::portable {
 namespace {
 
+using test::InPlace;
 using test::Strided;
 using Values = test::Vector<double>;
 
 /// What a layer has. Alpha is one per token and head, or with `learned` one per head, whose rows coincide.
 struct Mode {
-  bool xsa, learned, gated;
+  bool xsa = false, learned = false, gated = false;
 };
 
 /// Inputs of one case, the upstream gradient, and what the accumulated gradient starts from.
@@ -84,12 +85,12 @@ struct Gradients {
 };
 
 template <class T>
-Gradients backward(const Case& c, bool in_place) {
+Gradients backward(const Case& c, InPlace in_place) {
   Inputs<T> in(c);
   Strided<T> d_out(c.tokens, c.width(), c.d_out), separate(c.tokens, c.width());
   Strided<T> d_v(c.tokens, c.width()), d_gate(c.tokens, c.heads), out(c.tokens, c.width());
   auto d_alpha = test::convert<T>(c.start_alpha);
-  Strided<T>& d_y = in_place ? d_out : separate;
+  Strided<T>& d_y = in_place == InPlace::yes ? d_out : separate;
   AttentionXsaGradients<T> d{d_y.mat(), {}, {}, {}};
   if (c.mode.xsa) {
     d.d_v = d_v.mat();
@@ -129,7 +130,7 @@ TEST_P(AttentionXsaOp, ForwardIsTheFormula) {
 
 TEST_P(AttentionXsaOp, GradientsAreTheDerivatives) {
   Case c(4, 3, 7, GetParam());
-  const Gradients d = backward<double>(c, false);
+  const Gradients d = backward<double>(c, InPlace::no);
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c)); };
   test::check_gradient("y", loss, c.y, d.y, 1e-7, 1e-5, c.y.size());
   if (c.mode.xsa) {
@@ -142,7 +143,7 @@ TEST_P(AttentionXsaOp, GradientsAreTheDerivatives) {
 TEST_P(AttentionXsaOp, GradientsOfTinyValuesAreTheDerivatives) {
   Case c(4, 3, 7, GetParam());
   for (double& v : c.v) v *= 1e-5;
-  const Gradients d = backward<double>(c, false);
+  const Gradients d = backward<double>(c, InPlace::no);
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c)); };
   test::check_gradient("y", loss, c.y, d.y);
   if (c.mode.xsa) test::check_gradient("v", loss, c.v, d.v, 1e-7, 1e-8, c.v.size());
@@ -150,12 +151,12 @@ TEST_P(AttentionXsaOp, GradientsOfTinyValuesAreTheDerivatives) {
 
 TEST_P(AttentionXsaOp, BackwardFormsTheOutputAnew) {
   const Case c(5, 3, 7, GetParam());
-  EXPECT_EQ(backward<double>(c, false).out, forward<double>(c));
+  EXPECT_EQ(backward<double>(c, InPlace::no).out, forward<double>(c));
 }
 
 TEST_P(AttentionXsaOp, OutputsMayReplaceInputs) {
   const Case c(5, 3, 7, GetParam());
-  const Gradients separate = backward<double>(c, false), in_place = backward<double>(c, true);
+  const Gradients separate = backward<double>(c, InPlace::no), in_place = backward<double>(c, InPlace::yes);
   EXPECT_EQ(in_place.y, separate.y);
   EXPECT_EQ(in_place.v, separate.v);
   EXPECT_EQ(in_place.alpha, separate.alpha);
@@ -168,7 +169,7 @@ TEST_P(AttentionXsaOp, OutputsMayReplaceInputs) {
 TEST_P(AttentionXsaOp, FloatAgreesWithDouble) {
   const Case c(300, 6, 128, GetParam());
   EXPECT_LT(test::relative_error(forward<float>(c), forward<double>(c)), 1e-6);
-  const Gradients d = backward<float>(c, false), exact = backward<double>(c, false);
+  const Gradients d = backward<float>(c, InPlace::no), exact = backward<double>(c, InPlace::no);
   EXPECT_LT(test::relative_error(d.y, exact.y), 1e-6);
   if (c.mode.xsa) {
     EXPECT_LT(test::relative_error(d.v, exact.v), 1e-6);
@@ -185,8 +186,9 @@ std::string mode_name(const testing::TestParamInfo<Mode>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, AttentionXsaOp,
-                         testing::Values(Mode{true, false, false}, Mode{true, true, false}, Mode{false, false, true},
-                                         Mode{true, false, true}, Mode{true, true, true}),
+                         testing::Values(Mode{.xsa = true}, Mode{.xsa = true, .learned = true}, Mode{.gated = true},
+                                         Mode{.xsa = true, .gated = true},
+                                         Mode{.xsa = true, .learned = true, .gated = true}),
                          mode_name);
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(Random, AnotherKeyGivesOtherNumbers) {
   const auto x = uniform<double>(1000, 0), y = uniform<double>(1000, 0, key + 1);
   double product = 0;
   for (std::size_t i = 0; i < x.size(); ++i) product += x[i] * y[i];
-  // Of independent numbers: mean 0, standard deviation bound²/3 sqrt(1000); five of them.
+  // The product of independent numbers has mean 0 and standard deviation bound²/3 sqrt(1000); five of them are allowed.
   EXPECT_LT(std::abs(product), 5 * bound * bound / 3 * std::sqrt(1000.0));
 }
 

@@ -30,7 +30,7 @@ Values linear(const Shape& s, const Values& x_values, const Values& w_values) {
 template <class T>
 Values linear_add(const Shape& s, const Values& start, const Values& x_values, const Values& w_values) {
   Strided<T> out(s.m, s.n, start), x(s.m, s.k, x_values), w(s.n, s.k, w_values);
-  linear_add_forward<T>({}, out.mat(), x.mat(), w.mat());
+  linear_forward<T>({}, out.mat(), x.mat(), w.mat(), Output::accumulate);
   return out.dense();
 }
 
@@ -44,14 +44,14 @@ Values backward_input(const Shape& s, const Values& d_out_values, const Values& 
 template <class T>
 Values add_backward_weight(const Shape& s, const Values& start, const Values& d_out_values, const Values& x_values) {
   Strided<T> d_w(s.n, s.k, start), d_out(s.m, s.n, d_out_values), x(s.m, s.k, x_values);
-  linear_backward_weight<T>({}, d_w.mat(), d_out.mat(), x.mat(), true);
+  linear_backward_weight<T>({}, d_w.mat(), d_out.mat(), x.mat(), Output::accumulate);
   return d_w.dense();
 }
 
 template <class T>
 Values backward_weight(const Shape& s, const Values& d_out_values, const Values& x_values) {
   Strided<T> d_w(s.n, s.k), d_out(s.m, s.n, d_out_values), x(s.m, s.k, x_values);
-  linear_backward_weight<T>({}, d_w.mat(), d_out.mat(), x.mat(), false);
+  linear_backward_weight<T>({}, d_w.mat(), d_out.mat(), x.mat(), Output::overwrite);
   return d_w.dense();
 }
 
@@ -113,8 +113,8 @@ TEST(Matmul, GradientsMayHaveAFactor) {
   Strided<double> d_out(s.m, s.n, data.d_out), d_next(s.m, s.p, data.d_next), x(s.m, s.k, data.x), w(s.n, s.k, data.w);
   Strided<double> w_next(s.p, s.n, data.w_next), h(s.m, s.n, relu2<double>(s, data.x, data.w));
   linear_backward_input<double>({}, d_x.mat(), d_out.mat(), w.mat(), &factor);
-  linear_backward_weight<double>({}, d_w.mat(), d_out.mat(), x.mat(), false, &factor);
-  linear_backward_weight<double>({}, sum.mat(), d_out.mat(), x.mat(), true, &factor);
+  linear_backward_weight<double>({}, d_w.mat(), d_out.mat(), x.mat(), Output::overwrite, &factor);
+  linear_backward_weight<double>({}, sum.mat(), d_out.mat(), x.mat(), Output::accumulate, &factor);
   linear_relu2_backward<double>({}, d_z.mat(), d_next.mat(), w_next.mat(), h.mat(), &factor);
   EXPECT_LT(test::relative_error(d_x.dense(), backward_input<double>(s, scaled(data.d_out), data.w)), 1e-15);
   EXPECT_LT(test::relative_error(d_w.dense(), backward_weight<double>(s, scaled(data.d_out), data.x)), 1e-15);

@@ -59,10 +59,12 @@ double through_e4m3(double a, double maximum, double margin = 1) {
   return static_cast<double>(test::e4m3.round(static_cast<float>(a) * (1 / s))) * s;
 }
 
-/// The definition, one element at a time; without `rounds` that of the MLP itself.
-Result naive(const Problem& p, bool rounds = true) {
+enum class Operands { rounded, exact };
+
+/// The definition, one element at a time; with exact operands that of the MLP itself.
+Result naive(const Problem& p, Operands operands = Operands::rounded) {
   const auto q = [=](double a, double maximum, double margin = 1) {
-    return rounds ? through_e4m3(a, maximum, margin) : a;
+    return operands == Operands::rounded ? through_e4m3(a, maximum, margin) : a;
   };
   Result r{test::Vector<double>(rows * hidden), test::Vector<double>(rows * width)};
   double max_w = 0;
@@ -101,7 +103,7 @@ TEST(MlpFp8, EqualsTheEmulationByTables) {
   EXPECT_EQ(result.max_x, expected.max_x);
   // In fp32 a value within rounding error of a midpoint may fall to the other side.
   expect_near(forward<float>(p), expected, 1e-3);
-  const Result exact = naive(p, false);
+  const Result exact = naive(p, Operands::exact);
   EXPECT_GT(test::relative_error(expected.h, exact.h), 1e-2) << "rounding must be visible";
   EXPECT_GT(test::relative_error(expected.out, exact.out), 1e-2);
 }
@@ -123,7 +125,7 @@ TEST(MlpFp8, ValuesBeyondADelayedMaximumSaturate) {
   p.delayed_h = naive(p).max_h / 5;
   p.delayed_v = 0.05;
   expect_near(forward<double>(p), naive(p), 1e-12);
-  EXPECT_GT(test::relative_error(naive(p).out, naive(p, false).out), 0.2);
+  EXPECT_GT(test::relative_error(naive(p).out, naive(p, Operands::exact).out), 0.2);
 }
 
 TEST(MlpFp8, ZerosStayZeros) {

@@ -51,7 +51,7 @@ struct Problem {
 struct Result {
   double loss = 0;
   test::Vector<double> d_x, d_w;
-  test::Vector<double> losses;  ///< of each row; only in what naive() returns
+  test::Vector<double> losses;  ///< loss of each row; only naive() returns it
 };
 
 /// Scratch memory aligned to 64 bytes.
@@ -93,7 +93,7 @@ Result backward(const Problem& p, const LmHeadOptions& options) {
   Scratch scratch(lm_head_workspace<T>(p.length, p.vocabulary, p.width, options.precision));
   test::Vector<double> loss(1);
   lm_head_loss_backward<T>({}, loss.data(), Mat<T>(d_x.data(), p.length, p.width),
-                           Mat<T>(d_w.data(), p.vocabulary, p.width), false,
+                           Mat<T>(d_w.data(), p.vocabulary, p.width), Output::overwrite,
                            Mat<const T>(x.data(), p.length, p.width, p.stride),
                            Mat<const T>(w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
   return {loss[0], test::convert<double>(d_x), test::convert<double>(d_w), {}};
@@ -231,7 +231,7 @@ TEST(Head, GradientOfTheLastRowCountsTheWeightsOfMissingTargets) {
 }
 
 TEST(Head, FurtherTargetsEqualTheDefinitionAcrossChunks) {
-  // Of five columns, targets of a row often coincide.
+  // With five columns, targets of a row often coincide.
   for (Problem p : {Problem{.length = 300, .vocabulary = 101, .width = 12},
                     Problem{.length = 128, .vocabulary = 5, .width = 5, .stride = 9},
                     Problem{.length = 2, .vocabulary = 2100, .width = 16}}) {
@@ -311,8 +311,8 @@ TEST(Head, LossAndWeightGradientAccumulate) {
     Scratch scratch(lm_head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
     lm_head_loss_backward<double>(
         {}, loss.data(), Mat<double>(d_x.data(), p.length, p.width), Mat<double>(d_w.data(), p.vocabulary, p.width),
-        true, Mat<const double>(p.x.data(), p.length, p.width), Mat<const double>(p.w.data(), p.vocabulary, p.width),
-        p.targets, options, scratch.get());
+        Output::accumulate, Mat<const double>(p.x.data(), p.length, p.width),
+        Mat<const double>(p.w.data(), p.vocabulary, p.width), p.targets, options, scratch.get());
     const Result once = backward<double>(p, options);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += once.d_w[i];
     EXPECT_LT(test::relative_error(d_w, expected), 1e-15);

@@ -118,14 +118,18 @@ TEST(Adam, RoundsWhatItStores) {
     test::Vector<float> w, m, v;
     test::Vector<double> squares = test::Vector<double>(2);
   };
-  const auto update = [&](bool round_weights, bool round_moments) {
+  enum class Rounds { nothing, weights, both };
+  const auto update = [&](Rounds rounds) {
     Result r{start, past, past};
-    const AdamOptions options{
-        .lr = 0.01, .t = 3, .decay = 0.02, .round_weights = round_weights, .round_moments = round_moments};
+    const AdamOptions options{.lr = 0.01,
+                              .t = 3,
+                              .decay = 0.02,
+                              .round_weights = rounds != Rounds::nothing,
+                              .round_moments = rounds == Rounds::both};
     adam_update<float>({}, r.w, r.w, r.m, r.v, g, options, r.squares.data());
     return r;
   };
-  const Result exact = update(false, false), weights = update(true, false), both = update(true, true);
+  const Result exact = update(Rounds::nothing), weights = update(Rounds::weights), both = update(Rounds::both);
   EXPECT_EQ(weights.m, exact.m);
   EXPECT_EQ(weights.v, exact.v);
   EXPECT_EQ(both.w, weights.w) << "the update is formed from moments before they are rounded";

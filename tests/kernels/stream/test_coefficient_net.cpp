@@ -15,6 +15,9 @@ namespace {
 using test::Strided;
 using Values = test::Vector<double>;
 
+/// Factor of a net on its output: constant, or times a learned scalar.
+enum class Scale { constant, learned };
+
 /// Inputs of one case, upstream gradient, and what the accumulated gradients start from.
 struct Case {
   int rows, cols, hidden, outputs;
@@ -23,8 +26,8 @@ struct Case {
   Values u, w_in, w_out, bias, scalar = {0.6};
   Values d_c, start_u, start_w_in, start_w_out, start_bias, start_scalar = {-2};
 
-  Case(int rows, int cols, int hidden, int outputs, bool learned_scale)
-      : rows(rows), cols(cols), hidden(hidden), outputs(outputs), learned_scale(learned_scale) {
+  Case(int rows, int cols, int hidden, int outputs, Scale scale)
+      : rows(rows), cols(cols), hidden(hidden), outputs(outputs), learned_scale(scale == Scale::learned) {
     u = values(rows, cols, 1);
     w_in = values(hidden, cols, 2);
     for (double& w : w_in) w *= 4 / std::sqrt(cols);  // gelu's curved part, and where it is flat
@@ -99,7 +102,7 @@ Gradients backward(const Case& c) {
 
 TEST(CoefficientNet, ForwardIsTheFormula) {
   for (const int hidden : {7, 64, 100}) {
-    const Case in(5, 37, hidden, 11, true);
+    const Case in(5, 37, hidden, 11, Scale::learned);
     const Forward result = forward<double>(in);
     for (int t = 0; t < in.rows; ++t) {
       Values h;
@@ -129,9 +132,9 @@ void check_gradients(Case& c) {
 }
 
 TEST(CoefficientNet, GradientsAreTheDerivatives) {
-  for (const bool learned_scale : {false, true}) {
-    SCOPED_TRACE(learned_scale);
-    Case c(4, 19, 10, 5, learned_scale);
+  for (const Scale scale : {Scale::constant, Scale::learned}) {
+    SCOPED_TRACE(scale == Scale::learned);
+    Case c(4, 19, 10, 5, scale);
     check_gradients(c);
     c.sigmoid = true;
     check_gradients(c);
@@ -139,13 +142,13 @@ TEST(CoefficientNet, GradientsAreTheDerivatives) {
 }
 
 TEST(CoefficientNet, ScaleOfZeroHasAGradient) {
-  Case c(4, 19, 10, 5, true);
+  Case c(4, 19, 10, 5, Scale::learned);
   c.scalar = {0};
   check_gradients(c);
 }
 
 TEST(CoefficientNet, FloatAgreesWithDouble) {
-  const Case c(600, 768, 64, 41, true);
+  const Case c(600, 768, 64, 41, Scale::learned);
   const Forward f = forward<float>(c), reference = forward<double>(c);
   EXPECT_LT(test::relative_error(f.z, reference.z), 1e-6);
   EXPECT_LT(test::relative_error(f.c, reference.c), 1e-6);

@@ -10,69 +10,45 @@
 #include <vector>
 
 #include "tests/kernels/check.hpp"
+#include "tests/kernels/stream/mix_kinds.hpp"
 #include "tests/kernels/strided.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {
 
+using test::column_count;
+using test::InPlace;
+using test::Kind;
+using test::ReadFrom;
+using test::scalar_count;
 using test::Strided;
+using test::Term;
+using test::To;
 using Values = test::Vector<double>;
 
 constexpr double eps = 1.0 / 128;
 
-/// Where the gradient of a term's source goes.
-enum class To { nowhere, d_out, adds, replaces };
-
-/// One term: indices of its source, scalars and column of numbers per token; -1: none.
-struct Term {
-  int source;
-  To to = To::nowhere;
-  int scalar[2] = {-1, -1};
-  bool sigmoid = false;  ///< of the first scalar
-  int column = -1;
-  double constant = 1;
-  bool norm_source = false;  ///< the source is a norm
-  bool implied = false;
-};
-
-struct Kind {
-  const char* name;
-  std::vector<Term> terms;
-  bool norm = false, elsewhere = false;
-  bool alone = false;  ///< of the norm
-};
-
-constexpr int scalar_count = 3, column_count = 4;
-
-const std::vector<Kind> kinds = {
-    {"OneTerm", {{0, To::d_out, {0, -1}}}},
-    {"Residual", {{0, To::d_out, {0, -1}}, {1, To::adds, {1, -1}}}, true, true},
-    {"Skip", {{0, To::d_out, {0, -1}}, {1, To::replaces, {0, 2}}, {2, To::adds, {1, -1}}}, true, true},
-    {"SkipFromItself", {{0, To::d_out, {0, -1}}, {0, To::d_out, {0, 2}}, {1, To::adds, {1, -1}}}, true},
-    {"NormAlone", {{0, To::d_out, {0, -1}}, {1, To::replaces, {1, -1}}}, true, true, true},
-    {"Gates", {{0, To::d_out, {-1, -1}, false, -1, 0.5}, {1, To::adds, {0, -1}, true, 1}, {2, To::adds, {-1, 1}}}},
-    {"SquareOfAScalar", {{0, To::d_out}, {1, To::replaces, {0, 0}, true, 2, -2.5}}, false, true},
-    {"NotToOut", {{0, To::replaces}, {1, To::adds, {0, -1}, false, 0}, {2, To::nowhere, {-1, -1}, false, 3}}, true},
-    {"Six",
-     {{0, To::d_out, {0, 1}, true, 0},
-      {1, To::adds, {-1, -1}, false, 1, 3},
-      {2, To::replaces, {1, 2}, true, 1},
-      {0, To::d_out, {-1, -1}, false, 2},
-      {3, To::adds},
-      {4, To::nowhere, {2, -1}, true, 3, -1}},
-     true,
-     true},
-    {"OfANorm", {{0, To::d_out, {0, -1}, false, -1, 1, true}, {1, To::adds, {1, -1}, false, 2, 1, true}}, true},
-    {"Implied",
-     {{0, To::d_out, {0, -1}, false, -1, 1, true},
-      {1, To::replaces, {1, 2}, false, -1, 1, false, true},
-      {2, To::adds, {-1, -1}, false, 1},
-      {3, To::adds, {2, -1}, true}},
-     true},
-    {"ImpliedBesideTermsWithoutAGradient",
-     {{0, To::nowhere}, {1, To::replaces, {1, -1}, true, -1, 2, false, true}},
-     true},
-};
+/// Those of CUDA's tests, and further ones.
+const std::vector<Kind> kinds = [] {
+  std::vector<Kind> kinds = test::kinds;
+  kinds.push_back({.name = "OfANorm",
+                   .terms = {{.source = 0, .to = To::d_out, .scalar = {0, -1}, .norm_source = true},
+                             {.source = 1, .to = To::accumulate, .scalar = {1, -1}, .column = 2, .norm_source = true}},
+                   .norm = true});
+  kinds.push_back({.name = "Implied",
+                   .terms = {{.source = 0, .to = To::d_out, .scalar = {0, -1}, .norm_source = true},
+                             {.source = 1, .to = To::overwrite, .scalar = {1, 2}, .implied = true},
+                             {.source = 2, .to = To::accumulate, .column = 1},
+                             {.source = 3, .to = To::accumulate, .scalar = {2, -1}, .sigmoid = true}},
+                   .norm = true});
+  kinds.push_back(
+      {.name = "ImpliedBesideTermsWithoutAGradient",
+       .terms =
+           {{.source = 0, .to = To::nowhere},
+            {.source = 1, .to = To::overwrite, .scalar = {1, -1}, .sigmoid = true, .constant = 2, .implied = true}},
+       .norm = true});
+  return kinds;
+}();
 
 const Kind& kind(const std::string& name) {
   return *std::ranges::find_if(kinds, [&](const Kind& one) { return one.name == name; });
@@ -132,30 +108,20 @@ struct Tensors {
       d_sources.emplace_back(c.rows, c.cols, c.start_source);
     }
     for (const Term& term : c.kind.terms) {
-      if (term.to == To::replaces) d_sources[term.source] = Strided<T>(c.rows, c.cols);
+      if (term.to == To::overwrite) d_sources[term.source] = Strided<T>(c.rows, c.cols);
       terms.push_back(view(term));
     }
   }
 
   MixTerm<T> view(const Term& term) {
-    MixTerm<T> view;
-    view.source = sources[term.source].mat();
-    if (term.to == To::d_out) {
-      view.d_source = d_out.mat();
-    } else if (term.to != To::nowhere) {
-      view.d_source = d_sources[term.source].mat();
-    }
-    view.overwrites = term.to == To::replaces;
-    view.implied = term.implied;
-    if (term.norm_source) view.rstd = rstd.data();
-    view.constant = term.constant;
-    for (const int i : {0, 1}) {
-      if (const int s = term.scalar[i]; s >= 0) view.scalars[i] = {&scalars[s], &d_scalars[s], term.sigmoid && i == 0};
-    }
-    if (const int k = term.column; k >= 0) {
-      view.per_token = {tokens.mat().data + k, d_tokens.mat().data + k, tokens.mat().ld};
-    }
-    return view;
+    const Mat<T> d_source = term.to == To::d_out ? d_out.mat() : d_sources[term.source].mat();
+    return test::mix_term<T>(term, sources[term.source].mat(), d_source,
+                             {.scalars = scalars.data(),
+                              .d_scalars = d_scalars.data(),
+                              .tokens = tokens.mat().data,
+                              .d_tokens = d_tokens.mat().data,
+                              .stride = tokens.mat().ld,
+                              .rstd = rstd.data()});
   }
 };
 
@@ -164,10 +130,10 @@ struct Forward {
 };
 
 template <class T>
-Forward forward(const Case& c, bool in_place = false) {
+Forward forward(const Case& c, InPlace in_place = InPlace::no) {
   Tensors<T> in(c);
   Strided<T> separate(c.rows, c.cols), n(c.rows, c.cols);
-  Strided<T>& out = in_place ? in.sources[0] : separate;
+  Strided<T>& out = in_place == InPlace::yes ? in.sources[0] : separate;
   auto rstd = test::poisoned<T>(c.rows);
   if (c.kind.norm) {
     mix_norm_forward<T>({}, out.mat(), n.mat(), rstd, in.terms, eps);
@@ -184,9 +150,9 @@ struct Gradients {
   Values g;  ///< where it is handed over
 };
 
-/// Sources of implied terms are not numbers. `elsewhere`: the gradient comes as half of `from`, and g is left in n.
+/// Sources of implied terms are not numbers. A scaled d_in is half of `from`; g is then left in n.
 template <class T>
-Gradients backward(const Case& c, bool elsewhere = false) {
+Gradients backward(const Case& c, ReadFrom read_from = ReadFrom::d_out) {
   Tensors<T> in(c);
   for (const Term& term : c.kind.terms) {
     if (!term.implied) continue;
@@ -203,7 +169,7 @@ Gradients backward(const Case& c, bool elsewhere = false) {
   for (double& x : twice) x *= 2;
   Strided<T> from(c.rows, c.cols, twice), g(c.rows, c.cols);
   MixBackward<T> d_mix{in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm};
-  if (elsewhere) {
+  if (read_from == ReadFrom::scaled_d_in) {
     d_mix.scaled_d_in = {from.mat(), {&half}};
     d_mix.g = c.kind.norm ? n.mat() : g.mat();
     const Mat<T> d_out = in.d_out.mat();
@@ -217,7 +183,7 @@ Gradients backward(const Case& c, bool elsewhere = false) {
               (c.kind.norm ? n : g).dense()};
   for (const Strided<T>& source : in.d_sources) d.sources.push_back(source.dense());
   for (const Term& term : c.kind.terms) {
-    if (term.to == To::adds) d.sources[term.source] = test::difference(d.sources[term.source], c.start_source);
+    if (term.to == To::accumulate) d.sources[term.source] = test::difference(d.sources[term.source], c.start_source);
   }
   return d;
 }
@@ -244,7 +210,7 @@ TEST_P(Mix, ForwardIsTheFormula) {
 
 TEST_P(Mix, ForwardMayReplaceASource) {
   const Case c(5, 37, GetParam());
-  const Forward expected = forward<double>(c), result = forward<double>(c, true);
+  const Forward expected = forward<double>(c), result = forward<double>(c, InPlace::yes);
   EXPECT_EQ(result.out, expected.out);
   if (c.kind.norm) {
     EXPECT_EQ(result.n, expected.n);
@@ -300,7 +266,7 @@ TEST_P(Mix, FloatAgreesWithDouble) {
   const Gradients d = backward<float>(c), d_reference = backward<double>(c);
   EXPECT_LT(test::relative_error(d.d_out, d_reference.d_out), 1e-6);
   for (const Term& term : c.kind.terms) {
-    if (term.to != To::adds && term.to != To::replaces) continue;
+    if (!term.has_own_gradient()) continue;
     EXPECT_LT(test::relative_error(d.sources[term.source], d_reference.sources[term.source]), 1e-6);
   }
   EXPECT_LT(test::relative_error(d.tokens, d_reference.tokens), 1e-5);
@@ -313,7 +279,7 @@ TEST_P(Mix, FloatAgreesWithDouble) {
 /// The gradient of the sum is that of a mix whose terms want none.
 TEST_P(Mix, GradientsAreHandedOver) {
   const Case c(5, 37, GetParam());
-  const Gradients d = backward<double>(c, true), expected = backward<double>(c);
+  const Gradients d = backward<double>(c, ReadFrom::scaled_d_in), expected = backward<double>(c);
   Case without = c;
   for (Term& term : without.kind.terms) term.to = To::nowhere;
   EXPECT_EQ(d.g, backward<double>(without).d_out);
@@ -392,7 +358,10 @@ TEST(MixNorm, TheSumItselfNeedNotBeKept) {
   EXPECT_EQ(test::convert<double>(rstd), expected.rstd);
 }
 
-/// Mixes whose terms are shared, or not. They have an implied term, the first stream by numbers per token or a learned
+/// Whether mixes share the gradients of their streams.
+enum class Streams { apart, shared };
+
+/// Mixes with an implied term, the first stream by numbers per token or a learned
 /// scalar, and all but one the second stream.
 struct SharingCase {
   static constexpr int rows = 5, cols = 19, mixes = 3;
@@ -415,11 +384,14 @@ struct SharingCase {
   }
   LearnedScalar<double> scalar(int k) { return {&scalars[k], &d_scalars[k]}; }
   MixCoefficient<double> coefficient(int m, int i) {
-    if (m == 2 && i == 0) return {true, scalar(2 * mixes), {}};
+    if (m == 2 && i == 0) return {.present = true, .scalar = scalar(2 * mixes), .per_token = {}};
     const int column = (m + i) % column_count;
-    return {true, {}, {by_token.mat().data + column, d_tokens.mat().data + column, by_token.mat().ld}};
+    return {.present = true,
+            .scalar = {},
+            .per_token = {by_token.mat().data + column, d_tokens.mat().data + column, by_token.mat().ld}};
   }
-  std::vector<MixTerm<double>> terms(int m, bool shared) {
+  std::vector<MixTerm<double>> terms(int m, Streams streams) {
+    const bool shared = streams == Streams::shared;
     std::vector<MixTerm<double>> terms(1);
     terms[0].implied = true;
     terms[0].scalars = {scalar(2 * m), scalar(2 * m + 1)};
@@ -434,17 +406,20 @@ struct SharingCase {
     }
     return terms;
   }
-  void backward(bool shared) {
+  void backward(Streams streams) {
     std::vector<SharingMix<double>> list;
     for (int m = 0; m < mixes; ++m) {
       mix_backward<double>({}, {.d_out = d_out[m].mat(), .norm = {n[m].mat(), rstd, d_n[m].mat()}, .g = g[m].mat()},
-                           terms(m, shared));
+                           terms(m, streams));
       SharingMix<double>& mix = list.emplace_back();
       mix.g = g[m].mat();
       mix.implied.scalars = {scalar(2 * m), scalar(2 * m + 1)};
       for (int i = 0; i < (m == 0 ? 1 : 2); ++i) mix.coefficient[i] = coefficient(m, i);
     }
-    if (shared) shared_streams_backward<double>({}, {{{x[0].mat(), d[0].mat()}, {x[1].mat(), d[1].mat(), true}}}, list);
+    if (streams == Streams::apart) return;
+    const SharedStream<double> first{.x = x[0].mat(), .d = d[0].mat()};
+    const SharedStream<double> second{.x = x[1].mat(), .d = d[1].mat(), .accumulates = true};
+    shared_streams_backward<double>({}, {first, second}, list);
   }
 };
 
@@ -455,8 +430,8 @@ void expect_near(const Values& values, const Values& expected, double tolerance)
 
 TEST(SharedStreams, GetWhatTheMixesWouldGive) {
   SharingCase apart, shared;
-  apart.backward(false);
-  shared.backward(true);
+  apart.backward(Streams::apart);
+  shared.backward(Streams::shared);
   for (int i = 0; i < 2; ++i) expect_near(shared.d[i].dense(), apart.d[i].dense(), 1e-13);
   expect_near(shared.d_tokens.dense(), apart.d_tokens.dense(), 1e-13);
   expect_near(shared.d_scalars, apart.d_scalars, 1e-11);
@@ -465,7 +440,7 @@ TEST(SharedStreams, GetWhatTheMixesWouldGive) {
 
 TEST(SharedStreams, OneMayBeAlone) {
   SharingCase both, alone;
-  both.backward(true);
+  both.backward(Streams::shared);
   std::vector<SharingMix<double>> list(1);
   list[0].g = alone.d_out[0].mat();
   list[0].coefficient[0] = alone.coefficient(1, 0);

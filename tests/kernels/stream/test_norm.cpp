@@ -36,7 +36,7 @@ Values backward(int rows, int cols, const Values& x, const Values& d_out_values,
   Strided<T> d_x = start.empty() ? Strided<T>(rows, cols) : Strided<T>(rows, cols, start);
   Strided<T> out(rows, cols, saved.out), d_out(rows, cols, d_out_values);
   const auto rstd = test::convert<T>(saved.rstd);
-  rms_norm_backward<T>({}, d_x.mat(), out.mat(), rstd, d_out.mat(), !start.empty());
+  rms_norm_backward<T>({}, d_x.mat(), out.mat(), rstd, d_out.mat(), accumulate_if(!start.empty()));
   return d_x.dense();
 }
 

@@ -17,7 +17,7 @@ RankDevice rank_device(const char* node, const char* identity, int visible = 8) 
   return made;
 }
 
-/// Of a program with CUDA 13.0 and the newest driver for it.
+/// The GPU of a rank whose program has CUDA 13.0, with the newest driver for it.
 RankDevice gpu(const char* name, int capability) {
   RankDevice made = rank_device("n7", "u0");
   made.name = name;
@@ -38,7 +38,7 @@ TEST(Devices, OneRankPerDevicePasses) {
             "");
   // Each rank sees only its own.
   EXPECT_EQ(refusal({rank_device("a", "u0", 1), rank_device("a", "u1", 1)}), "");
-  // The same text on another node is another device.
+  // The same identity on another node is another device.
   EXPECT_EQ(refusal({rank_device("a", "u0"), rank_device("b", "u0")}), "");
 }
 

@@ -122,14 +122,14 @@ class ExportedConfigFile : public testing::Test {
 
   TempFolder folder_;
   std::string path_ = folder_ / "config.json";
-  std::string text_ = exported_config("checkpoint.h5", Config(), 0, 50256, {"gpt2", 7}, false);
+  std::string text_ = exported_config("checkpoint.h5", Config(), 0, 50256, {"gpt2", 7}, ExportedType::fp32);
 };
 
 TEST_F(ExportedConfigFile, ComesBack) {
   EXPECT_EQ(error_in(text_), "");
   const DescribedModel model = read_exported_config(path_);
   EXPECT_EQ(model.tokenizer.name, "gpt2");
-  EXPECT_EQ(exported_config("other.h5", model.config, 0, 50256, model.tokenizer, false), text_);
+  EXPECT_EQ(exported_config("other.h5", model.config, 0, 50256, model.tokenizer, ExportedType::fp32), text_);
 }
 
 TEST_F(ExportedConfigFile, FieldsOfTransformersAreTaken) {

@@ -39,7 +39,7 @@ class HellaSwagFile : public testing::Test {
     std::memcpy(bytes.data() + 1024, words.data(), 2 * words.size());
     std::ofstream(path_, std::ios::binary) << bytes.substr(0, bytes.size() - cut);
   }
-  /// Of a file of one question, given by its numbers.
+  /// Error of a file of one question, given by its numbers.
   std::string error(const Words& words, std::size_t cut = 0) const {
     write({20240522, 1, 1, 100}, words, cut);
     return error();

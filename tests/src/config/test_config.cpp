@@ -138,7 +138,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
       EXPECT_EQ(changed_lines(parse_deck(to_toml(config), "d.toml", {}), defaults), changed) << key.path();
       if (changed.empty()) continue;  // the default
       ASSERT_EQ(changed.size(), 1u) << key.path();
-      const std::string number = value + ".0";  // as numbers are printed
+      const std::string number = value + ".0";  // numbers are printed so
       EXPECT_TRUE(changed[0].starts_with(fmt::format("{} = {}", key.name, value)) ||
                   changed[0].starts_with(fmt::format("{} = [{}]", key.name, value)) ||
                   changed[0].starts_with(fmt::format("{} = [{}]", key.name, number)) ||

@@ -67,7 +67,7 @@ TEST(CheckCuda, LengthsOfStagesAreNamed) {
             "d.toml:6: stage.0.length * model.heads = 4194304 * 8 must be at most 16777216 on CUDA devices");
 }
 
-/// Of coefficient nets and of mixes that share streams there may be any number.
+/// There may be any number of coefficient nets, and of mixes that share streams.
 TEST(CheckCuda, NetsAndLayersHaveNoLimit) {
   std::vector<std::string> deck = wide(32);
   for (const char* more : {"model.layers=96", "model.residual=scaled", "model.gate_nets=true", "model.gated_layers=1",

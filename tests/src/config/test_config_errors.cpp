@@ -131,7 +131,7 @@ TEST(Config, ValuesBesideEachOtherDoNotNest) {
     deck += fmt::format("{} = 0.5\n", key);
   }
   deck += "[trace]\njson_steps = [" + repeat("1, ", 100) + "]\n" + repeat("[trace.x]\n", 2);
-  EXPECT_TRUE(deck_error(deck).starts_with("d.toml:12: syntax error: "));  // the same section again
+  EXPECT_TRUE(deck_error(deck).starts_with("d.toml:12: syntax error: "));  // the section comes twice
 }
 
 TEST(Config, SizeIsBounded) {

@@ -158,7 +158,7 @@ TEST(Schedule, StagesDivideTheScheduledSteps) {
     EXPECT_EQ(stage_of(config, first), stage);
     EXPECT_EQ(stage_of(config, end - 1), stage);
   }
-  EXPECT_EQ(stage_of(config, 110), 2);  // of the last validation
+  EXPECT_EQ(stage_of(config, 110), 2);  // stage of the last validation
 }
 
 TEST(Schedule, SharesAreRoundedToTheNearestStep) {

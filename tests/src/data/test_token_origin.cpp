@@ -9,8 +9,8 @@ namespace {
 
 constexpr const char* remedy = "say so";
 
-std::string warning(const TokenOrigin& a, const TokenOrigin& b, bool allowed = false) {
-  return compare_origins(a, b, allowed, remedy);
+std::string warning(const TokenOrigin& a, const TokenOrigin& b, OtherTokenizer other = OtherTokenizer::refused) {
+  return compare_origins(a, b, other, remedy);
 }
 
 TEST(TokenOrigin, KnownTokenizersThatDifferAreRefusedUnlessForced) {
@@ -20,7 +20,7 @@ TEST(TokenOrigin, KnownTokenizersThatDifferAreRefusedUnlessForced) {
       "0000000000000002";
   EXPECT_EQ(other_tokenizer(a, b), differ);
   EXPECT_EQ(error_of([&] { warning(a, b); }, ExitCode::data, Scope::all_ranks), differ + "; say so");
-  EXPECT_EQ(warning(a, b, true), "warning: " + differ);
+  EXPECT_EQ(warning(a, b, OtherTokenizer::allowed), "warning: " + differ);
   EXPECT_EQ(warning(a, a), "");
   // Ranks that have not opened a shard know its checksum alone.
   EXPECT_TRUE(other_tokenizer({"a.h5", {"", 1}}, b).starts_with("a.h5: is of another tokenizer than b.h5: checksum 0"));

@@ -62,11 +62,12 @@ TEST(TokenStream, EveryPartNeedsAShardThatHoldsItsSteps) {
   const Shards shards({100, 41});
   StepPlan plan({4, 10});
   plan.change(2, {4, 30});
+  const bool complete = true;  // no shards follow that have not been opened
   const auto refusal = [&](bool complete) {
     return error_of([&] { TokenStream(shards.infos, plan, EndOfData::wrap, complete); });
   };
-  EXPECT_EQ(refusal(true), "no shard holds the 121 tokens of one step: the largest of 2 shards holds 100");
-  EXPECT_EQ(refusal(false), "");
+  EXPECT_EQ(refusal(complete), "no shard holds the 121 tokens of one step: the largest of 2 shards holds 100");
+  EXPECT_EQ(refusal(!complete), "");
 }
 
 }  // namespace

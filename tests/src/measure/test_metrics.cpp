@@ -50,7 +50,7 @@ class MetricsTest : public testing::Test {
 
   /// Steps [first, last], a validation before the first, and one after each second step.
   void write(long first, long last) const {
-    Metrics metrics(true);
+    Metrics metrics(/*active=*/true);
     metrics.open(path(), first - 1);
     metrics.add(ValidationMetrics{.step = first - 1, .loss = 0.25 * static_cast<double>(first)});
     for (long step = first; step <= last; ++step) {
@@ -81,7 +81,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                          .gpu_clock = 1755,
                          .gpu_power = 650.25,
                          .gpus_throttled = 2};
-  Metrics metrics(true);
+  Metrics metrics(/*active=*/true);
   metrics.open(path(), 0);
   metrics.add(step);
   metrics.add(ValidationMetrics{.step = 17, .loss = 2.0 / 3, .seconds = 0.375, .tokens = 7, .train_seconds = 1e5 / 3});
@@ -116,7 +116,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
 }
 
 TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
-  Metrics metrics(true);
+  Metrics metrics(/*active=*/true);
   metrics.open(path(), 0);
   metrics.add(ValidationMetrics{.step = 0, .loss = 5});
   metrics.add(StepMetrics{.step = 1});
@@ -129,7 +129,7 @@ TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
 }
 
 TEST_F(MetricsTest, OtherRanksWriteNothing) {
-  Metrics metrics(false);
+  Metrics metrics(/*active=*/false);
   metrics.open(path(), 0);
   metrics.add(StepMetrics{.step = 1});
   metrics.flush();
@@ -155,7 +155,7 @@ TEST_F(MetricsTest, RepeatedValidationStandsOnce) {
 
 TEST_F(MetricsTest, KeptValidationStaysWhereItIsNotRepeated) {
   write(1, 4);
-  Metrics metrics(true);
+  Metrics metrics(/*active=*/true);
   metrics.open(path(), 2);
   metrics.add(StepMetrics{.step = 3});
   metrics.add(ValidationMetrics{.step = 3});
@@ -172,7 +172,7 @@ TEST_F(MetricsTest, RunFromTheStartBeginsAnew) {
 TEST_F(MetricsTest, ResumeSaysWhichStepsAreMissing) {
   const auto resumed = [&](long first_step) {
     testing::internal::CaptureStderr();
-    Metrics(true).open(path(), first_step);
+    Metrics(/*active=*/true).open(path(), first_step);
     return testing::internal::GetCapturedStderr();
   };
   const auto warning = [&](const std::string& steps) {
@@ -194,7 +194,7 @@ TEST_F(MetricsTest, LineThatWasCutShortIsDropped) {
   const std::string whole = text();
   for (const char* rest : {"{", "{\"st", "{\"step\":4,\"loss\":0.2"}) {
     put(whole + rest);
-    Metrics metrics(true);
+    Metrics metrics(/*active=*/true);
     metrics.open(path(), 9);
     EXPECT_EQ(text(), whole) << rest;
   }
@@ -206,7 +206,7 @@ TEST_F(MetricsTest, DamagedFileIsSetAside) {
                                 "{\"step\":2}\n{\"step\":1}\n", "bytes without an end"}) {
     put(bad);
     testing::internal::CaptureStderr();
-    Metrics metrics(true);
+    Metrics metrics(/*active=*/true);
     metrics.open(path(), 9);
     const std::string message = testing::internal::GetCapturedStderr(), aside = path() + "." + std::to_string(++number);
     EXPECT_NE(message.find("metrics.jsonl: line "), std::string::npos) << message;
@@ -226,7 +226,7 @@ TEST_F(MetricsTest, CopyByHardLinksKeepsItsLines) {
 }
 
 TEST_F(MetricsTest, FullDiskEndsTheMetricsWithAWholeLine) {
-  Metrics metrics(true);
+  Metrics metrics(/*active=*/true);
   metrics.open(path(), 0);
   metrics.add(StepMetrics{.step = 1});
   metrics.flush();
@@ -247,7 +247,7 @@ TEST_F(MetricsTest, FullDiskEndsTheMetricsWithAWholeLine) {
 
 TEST_F(MetricsTest, DirectoryInItsPlaceIsAnError) {
   std::filesystem::create_directory(path());
-  Metrics metrics(true);
+  Metrics metrics(/*active=*/true);
   EXPECT_NE(error_of([&] { metrics.open(path(), 0); }, ExitCode::output, Scope::this_rank).find(path()),
             std::string::npos);
 }

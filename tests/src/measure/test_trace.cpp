@@ -218,7 +218,7 @@ TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
   run_steps_with_transfers(*trace, 0, 2);
   trace->finish();
 
-  Reals lasted(2);  // of the transfers of gradients and weights in trace.json
+  Reals lasted(2);  // seconds of the transfers of gradients and weights in trace.json
   for (const json& event : events()) {
     if (event.at("ph") != "X" || event.at("cat") != "transfer" || event.at("name") == "sync") continue;
     lasted.at(event.at("args").at("step")) += event.at("dur").get<double>() / 1e6;

@@ -30,6 +30,7 @@ TEST(BlockPlan, OfRecord89SaysWhereTrainingFindsStreamsAndNorms) {
   const std::vector<BlockPlan> plans = block_plans(record(89), Mode::training);
   EXPECT_EQ(layers_with(plans, &BlockPlan::attends), Layers({0, 1, 2, 3, 4, 5, 7, 8, 9, 10}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::mudd), Layers{10});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::enters_last_mix), Layers{10});
   EXPECT_EQ(layers_with(plans, &BlockPlan::mixes_input), Layers({6, 10}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({0, 4, 8, 10}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_norm), Layers({1, 2, 3, 5, 7}));

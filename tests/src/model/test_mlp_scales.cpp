@@ -126,7 +126,7 @@ TEST(MlpScales, StateContinuesARun) {
   EXPECT_FALSE(again.restore(18, std::vector<double>(6)));
 }
 
-/// Of a checkpoint that was written without.
+/// The checkpoint was written without a state of the scales.
 TEST(MlpScales, WithoutStateTheyBeginAnew) {
   Scales scales;
   scales.sequence(29, {1, 1, 5}, 6);
@@ -149,7 +149,7 @@ TEST(MlpScales, AreNothingWhereTheMlpIsNotQuantised) {
   none.collect();
   none.share(test_comm());
   EXPECT_TRUE(none.state().empty());
-  EXPECT_TRUE(none.restore(3, std::vector<double>(4)));  // of a run that did
+  EXPECT_TRUE(none.restore(3, std::vector<double>(4)));  // from a run that quantised
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "src/config/schedule.hpp"
 #include "tests/support/learner.hpp"
+#include "tests/support/record89_mechanisms.hpp"
 
 namespace nanorun {
 namespace {
@@ -49,40 +50,18 @@ Config record21_features() {
   return config;
 }
 
-/// Eleven layers with every mechanism of record 89 in the place that it has there.
 Config record89_features() {
   Config config = small_config();
+  add_record89_mechanisms(config);
   ModelConfig& model = config.model;
   model.heads = 4;
   model.head_dim = 8;
-  model.layers = 11;
   model.norm_eps = 1.1920928955078125e-07;
-  model.layers_without_attention = {6};
   model.attention_scale = 0.3;
-  model.softcap = 23;
-  model.softcap_kind = kernels::SoftcapKind::sigmoid;
-  model.softcap_shift = 5;
-  model.softcap_width = 7.5;
-  model.residual = Residual::scaled;
-  model.value_path = ValuePath::gated_embeddings;
-  model.value_layers = {1, 2, 8, 9, 10};
-  model.smear = true;
   model.bigram_rows = 300;
   model.bigram_sign_rows = 64;
-  model.skip_from = 3;
-  model.skip_to = 6;
-  model.attention_source = 7;
-  model.paired_layers = {0, 2, 5, 9};
-  model.xsa_layers = {1, 3, 4, 7};
-  model.gated_layers = {3, 10};
-  model.key_offset_layers = {3, 10};
-  model.composed_layers = {10};
   model.composition_window = 48;
-  model.gate_nets = true;
   model.coefficient_width = 8;
-  model.mudd = true;
-  config.window.layers = "SSSLSSSSSSL";
-  config.window.kind = WindowKind::tokens_before;
   config.window.quantum = 32;
   config.train.length = config.validation.length = 256;
   return config;
@@ -125,10 +104,11 @@ struct Fixture : Learner<double> {
     config.window.first = config.window.last = window;
     return model.validate(trace, Sequence::of(tokens), 0);
   }
-  double forward_backward(int window, bool add = false) {
+  double forward_backward(int window, kernels::Output output = kernels::Output::overwrite) {
     config.window.first = config.window.last = window;
     const DeviceSequence sequence = model.upload(trace, Sequence::of(tokens), windows_at(config, 0));
-    model.forward_backward(trace, sequence, 0, {add, add});
+    const bool accumulate = output == kernels::Output::accumulate;
+    model.forward_backward(trace, sequence, 0, {.matrices = accumulate, .others = accumulate});
     model.loss().collect({});
     return model.loss().value() / config.train.length;
   }
@@ -150,10 +130,13 @@ struct Fixture : Learner<double> {
   std::vector<kernels::Token> tokens;
 };
 
+enum class At { initial_weights, disturbed_weights };
+
 /// `silent` names a tensor whose gradient must be exactly zero.
-void check_all_gradients(const Config& config, int window, const std::string& silent = "", bool disturbed = false) {
+void check_all_gradients(const Config& config, int window, At at = At::initial_weights,
+                         const std::string& silent = "") {
   Fixture f(config);
-  if (disturbed) f.disturb();
+  if (at == At::disturbed_weights) f.disturb();
   EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
   for (const Parameter& p : f.table.parameters()) {
     if (p.group == Group::fixed) continue;
@@ -176,12 +159,12 @@ void check_all_gradients(const Config& config, int window, const std::string& si
 
 TEST(Model, GradientsOfRecord13FeaturesMatchFiniteDifferences) {
   // Layer 0 interpolates between v and v itself, so its value mix has no effect.
-  check_all_gradients(record13_features(), 192, "block.0.value_mix");
+  check_all_gradients(record13_features(), 192, At::initial_weights, "block.0.value_mix");
 }
 
 TEST(Model, GradientsOfRecord21FeaturesMatchFiniteDifferences) { check_all_gradients(record21_features(), 256); }
 
-/// Of the two layers that share a table, the lower or the upper one has no attention.
+/// The lower or the upper of two layers that share a table has no attention.
 TEST(Model, GradientsOfATableThatOneLayerReadsMatchFiniteDifferences) {
   Config config = record21_features();
   config.model.layers_without_attention = {0, 5};
@@ -196,11 +179,11 @@ TEST(Model, GradientsWithoutValuePathMatchFiniteDifferences) {
 
 TEST(Model, GradientsOfRecord89FeaturesMatchFiniteDifferences) {
   // The table of signs is fixed.
-  check_all_gradients(record89_features(), 96, "", true);
+  check_all_gradients(record89_features(), 96, At::disturbed_weights);
 }
 
 TEST(Model, GradientsOfRecord81FeaturesMatchFiniteDifferences) {
-  check_all_gradients(record81_features(), 96, "", true);
+  check_all_gradients(record81_features(), 96, At::disturbed_weights);
 }
 
 /// Record 89's stream with few mechanisms beside it.
@@ -264,7 +247,7 @@ TEST(Model, FactorsOfZeroHaveTheirGradients) {
       const double slope = (above - f.loss(128)) / (2 * h), gradient = f.gradient(f.table.find(name), i);
       factor = 0;
       EXPECT_GT(std::abs(slope), 1e-6);
-      if (precision == MlpPrecision::fp8) {  // which validation is not in
+      if (precision == MlpPrecision::fp8) {  // validation computes without FP8
         EXPECT_GT(gradient / slope, 0.25);
       } else {
         EXPECT_NEAR(gradient, slope, 1e-6 * std::abs(slope) + 3e-10);
@@ -352,7 +335,7 @@ TEST(Model, GradientsAddUpOverSequences) {
   std::ranges::fill(f.gradients.span(), std::numeric_limits<double>::quiet_NaN());  // what the first one replaces
   f.forward_backward(128);
   const std::vector<double> once(f.gradients.span().begin(), f.gradients.span().end());
-  f.forward_backward(128, true);
+  f.forward_backward(128, kernels::Output::accumulate);
   for (std::size_t i = 0; i < once.size(); ++i) ASSERT_NEAR(f.gradients.data()[i], 2 * once[i], 1e-12);
 }
 
@@ -373,7 +356,9 @@ Config one_attention() {
   return config;
 }
 
-TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) { check_all_gradients(one_attention(), 96, "", true); }
+TEST(Model, GradientsOfOneAttentionMatchFiniteDifferences) {
+  check_all_gradients(one_attention(), 96, At::disturbed_weights);
+}
 
 /// Most gradients of streams are not cleared: what is sent to them first overwrites them.
 TEST(Model, GradientsDependOnNoEarlierPass) {

@@ -85,13 +85,14 @@ TEST(Optimizer, EveryStepUpdatesEveryTensorOnce) {
 }
 
 /// A step on a sequence that reads a few of the tokens: gradients are one where it reads, and in all that is no table.
-/// With `notes` the optimizer is told which rows these are.
-void step_on(Fixture& f, int step, bool notes) {
+/// The optimizer may be told before which rows these are.
+enum class Rows { announced, unknown };
+void step_on(Fixture& f, int step, Rows rows) {
   std::vector<kernels::Token> tokens(f.config.train.length + 1);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<kernels::Token>((i % 5 + 7 * step) % 40);
   const DeviceSequence sequence =
       f.model.upload(f.trace, Sequence::of(tokens), {.short_tokens = 128, .long_tokens = 128});
-  if (notes) f.optimizer.read_rows(f.trace, sequence, step);
+  if (rows == Rows::announced) f.optimizer.read_rows(f.trace, sequence, step);
   f.fill_gradients();
   for (const Bucket& bucket : f.table.buckets()) {
     if (bucket.group != Group::embedding) continue;
@@ -129,10 +130,10 @@ void expect_all_updates(int period) {
     EXPECT_EQ(rows_behind(), 0u);
   };
   for (int step = 0; step < 21; ++step) {
-    step_on(waiting, step, true);
-    step_on(whole, step, false);
+    step_on(waiting, step, Rows::announced);
+    step_on(whole, step, Rows::unknown);
     if (step == 10) {
-      // As a checkpoint finds and leaves it.
+      // A checkpoint asks for the complete state; restore() takes it over.
       EXPECT_GT(rows_behind(), 20u);
       expect_same_state();
       waiting.optimizer.restore();

@@ -77,7 +77,7 @@ TEST(Summary, SaysWhereTheFiguresComeFrom) {
   summary.provenance.program = {{"version", "0.2.0"}, {"mpi", "Open MPI v4.1.4"}};
   summary.provenance.ranks_by_host = {{"node1", 4}, {"node2", 2}};
   summary.provenance.ranks_by_device = {{"NVIDIA H200", 6}};
-  summary.provenance.command = "nanorun train \xff.toml";  // which is no UTF-8
+  summary.provenance.command = "nanorun train \xff.toml";  // no UTF-8
   summary.provenance.started = "2026-11-22T13:05:09+01:00";
   json expected = {{"version", "0.2.0"},
                    {"mpi", "Open MPI v4.1.4"},

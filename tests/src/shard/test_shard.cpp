@@ -43,7 +43,7 @@ TEST(Import, BinComesBackByteForByte) {
     EXPECT_EQ(tokens_of(paths[0]), tokens);
     EXPECT_EQ(h5::File::open(paths[0]).read_text_attribute("/", "source"), "a.bin");
     verify_shard(test_comm(), paths[0]);
-    export_shard(paths[0], folder / "b.bin", true);
+    export_shard(paths[0], folder / "b.bin", Overwrite::yes);
     EXPECT_TRUE(read_file(folder / "a.bin") == read_file(folder / "b.bin")) << count;
     EXPECT_FALSE(fs::exists(folder / "a.h5.partial"));
     EXPECT_FALSE(fs::exists(folder / "b.bin.partial"));

@@ -141,7 +141,7 @@ TEST(H5, DamageIsToldFromWhatTheSystemRefuses) {
   {
     File file = File::create(path);
     file.create_dataset<float>("x", {1000});
-    EXPECT_EQ(cause_of([&] { file.shape("y"); }), Cause::other);  // of what this program writes
+    EXPECT_EQ(cause_of([&] { file.shape("y"); }), Cause::other);  // a file that this program writes
   }
   {
     const File file = File::open(path);
@@ -166,7 +166,7 @@ TEST(H5, ADriverBlockIsRefused) {
   const TempFolder folder;
   File::create(folder / "a.h5").close();
   make_old_format(folder / "a.h5");
-  constexpr int address = 48;  // of the block, in a superblock of version 0; all bits set where there is none
+  constexpr int address = 48;  // offset of the block's address in a superblock of version 0; all bits set: no block
   std::fstream file(folder / "a.h5", std::ios::binary | std::ios::in | std::ios::out);
   ASSERT_EQ(file.seekg(8).get(), 0);
   ASSERT_EQ(file.seekg(address).get(), 0xff);

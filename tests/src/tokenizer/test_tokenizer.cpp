@@ -64,7 +64,7 @@ TEST(Tokenizer, AllFormsOfATableAreTheSame) {
   Tokenizer tokenizer(goldens + "merges.txt");
   const auto ids = tokenizer.encode(corpus);
   for (const std::string& file : {list.substr(list.find('\n') + 1), tokenizer_json(list).dump(),
-                                  "\n " + tokenizer_json(list, true).dump(2), rank_file(list)}) {
+                                  "\n " + tokenizer_json(list, MergesAs::pairs).dump(2), rank_file(list)}) {
     std::ofstream(folder / "table") << file;
     Tokenizer other(folder / "table");
     const std::string form = file.substr(0, 20);
@@ -151,7 +151,7 @@ TEST(Tokenizer, PairsMergeInTheOrderOfTheList) {
             "token 260 is outside the tokenizer's vocabulary of 260");
 }
 
-/// Of a file that Hugging Face's library has read, see tests/golden/README.md.
+/// The golden file has what Hugging Face's library returned, see tests/golden/README.md.
 TEST(Tokenizer, AddedTokensAreCutOutAsByTheirLibrary) {
   const TempFolder folder;
   const auto golden = nlohmann::json::parse(read_file(goldens + "added.json"));
