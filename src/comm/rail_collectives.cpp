@@ -4,6 +4,10 @@
 
 namespace nanorun {
 
+kernels::Wire rail_wire(const kernels::Wire& wire) {
+  return wire.format == kernels::WireFormat::e5m2 ? kernels::Wire{kernels::WireFormat::bf16} : wire;
+}
+
 RailCollectives::RailCollectives(const Comm& comm, kernels::Stream stream, const kernels::Wire& wire,
                                  std::unique_ptr<Transport> transport)
     : rank_(comm.rank()),

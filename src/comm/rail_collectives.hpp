@@ -22,6 +22,10 @@ struct RailRows {
   std::span<const std::int32_t> out, in;
 };
 
+/// The format between nodes of what travels inside them as `wire`: bf16 in place of e5m2, whose scale is made for a
+/// rank's gradients and does not hold the sums of a node.
+kernels::Wire rail_wire(const kernels::Wire& wire);
+
 class RailCollectives {
  public:
   /// `transport` connects the ranks of `comm`, rank by rank the nodes. Gradients travel as `wire` says.

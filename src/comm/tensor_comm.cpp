@@ -5,14 +5,6 @@
 namespace nanorun {
 
 using kernels::Wire;
-using kernels::WireFormat;
-
-namespace {
-
-/// What e5m2 scales for a rank's gradients does not hold the sums of a node.
-Wire rail_wire(const Wire& wire) { return wire.format == WireFormat::e5m2 ? Wire{WireFormat::bf16} : wire; }
-
-}  // namespace
 
 TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config)
     : comms_(comm, config.ranks_per_node), stream_(stream) {

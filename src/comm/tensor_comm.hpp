@@ -16,6 +16,7 @@
 #include "src/comm/node_collectives.hpp"
 #include "src/comm/node_comms.hpp"
 #include "src/comm/rail_collectives.hpp"
+#include "src/comm/traffic.hpp"
 #include "src/config/config.hpp"
 
 namespace nanorun {
@@ -24,15 +25,6 @@ namespace nanorun {
 struct RowExchange {
   std::vector<NodeRows> node;                ///< by NodeComms::seat_rounds()
   std::vector<std::vector<RailRows>> rails;  ///< by NodeComms::rails()
-};
-
-/// Where tensors travel: inside a node, or between nodes.
-enum class Level { inside, between };
-
-/// What a rank has sent inside its node and to other nodes.
-struct LevelTraffic {
-  Traffic inside, between;
-  bool operator==(const LevelTraffic&) const = default;
 };
 
 class TensorComm {

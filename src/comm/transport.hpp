@@ -50,9 +50,15 @@ class Transport {
 
   /// Most ranks from which one exchange of gradients can receive.
   int peers() const { return peers_; }
+  /// peers() of a transport among so many ranks of a node; of one on a rail it is 1. `choice`: comm.transport.
+  static int peers_in_node(int ranks, TransportChoice choice);
   /// Address of slot i of a set. There are two sets of peers() slots; each slot has slot_bytes().
   std::byte* slot(int set, int i) const { return incoming_.space().data() + (set * peers_ + i) * slot_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
+  /// Bytes of a slot where all slots together have `incoming` bytes.
+  static constexpr std::size_t slot_bytes(std::size_t incoming, int peers) {
+    return incoming / (2 * peers) / 256 * 256;
+  }
 
   /// Bytes of all slots. They are enough to reach full bandwidth; in the CPU build few enough to stay in cache for the
   /// sum. Between nodes fewer are enough on devices.

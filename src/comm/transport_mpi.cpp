@@ -51,6 +51,8 @@ void MpiTransport::exchange(Payload, std::span<const Message> messages) {
 const std::size_t Transport::incoming_bytes = std::size_t{2} << 20;
 const std::size_t Transport::rail_incoming_bytes = Transport::incoming_bytes;
 
+int Transport::peers_in_node(int, TransportChoice) { return 1; }
+
 std::size_t Transport::library_bytes(int, TransportChoice) { return 0; }
 std::size_t Transport::rail_library_bytes(int) { return 0; }
 

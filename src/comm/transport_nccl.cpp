@@ -3,14 +3,16 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <exception>
 
 #include "src/base/error.hpp"
 
 namespace nanorun {
 
-namespace {
-constexpr int max_peers = 8;
+int NcclTransport::peers_in_node(int ranks) {
+  constexpr int max_peers = 8;
+  return std::min(ranks - 1, max_peers);
 }
 
 std::string nccl_version() {
@@ -20,7 +22,7 @@ std::string nccl_version() {
 }
 
 NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, std::string reason)
-    : NcclTransport(comm, stream, std::min(comm.size() - 1, max_peers), incoming_bytes, std::move(reason)) {}
+    : NcclTransport(comm, stream, peers_in_node(comm.size()), incoming_bytes, std::move(reason)) {}
 
 NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream)
     : NcclTransport(comm, stream, 1, rail_incoming_bytes, {}) {}

@@ -18,6 +18,9 @@ class NcclTransport : public Transport {
   NcclTransport(Comm& comm, kernels::Stream stream);
   ~NcclTransport() override;
 
+  /// Most ranks from which one of so many ranks receives in one exchange.
+  static int peers_in_node(int ranks);
+
   std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
   bool occupies_sms() const override { return true; }
   void exchange(Payload payload, std::span<const Message> messages) override;

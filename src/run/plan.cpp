@@ -9,6 +9,7 @@
 
 #include "src/base/build.hpp"
 #include "src/base/text.hpp"
+#include "src/comm/planned_traffic.hpp"
 #include "src/comm/tensor_comm.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/flops.hpp"
@@ -55,21 +56,33 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-/// A rank sends its gradients of all parts but its own, then the weights of its own part to all others. From lookup
-/// tables it sends only the rows that it has read, at most one for each token. Weights travel when they are updated.
-double sent_bytes(const Config& config, const ParameterTable& table, int ranks) {
-  const double gradient = kernels::wire_bytes<kernels::acc_t<Real>>(config.comm.gradients);
-  const double tokens = static_cast<double>(config.train.sequences) / ranks * longest_length(config);
-  const int period = common_period(config, table);
-  double bytes = 0;
+Json sent_json(double messages, double bytes) {
+  return {{"messages", messages}, {"bytes", static_cast<std::uint64_t>(bytes)}};
+}
+
+/// From lookup tables a rank sends only the rows that it has read, at most one for each token. Weights travel when they
+/// are updated.
+PlannedSending sending_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+  const double tokens = static_cast<double>(config.train.sequences) / layout.ranks() * longest_length(config);
+  const UpdateRules<Real> rules(config);
+  std::vector<PlannedSending> of_ranks(layout.ranks());
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
-    const auto units = static_cast<double>(bucket.units), unit = static_cast<double>(bucket.unit_size);
-    const double rows = bucket.lookup == Lookup::none ? units : std::min(units, tokens);
-    const auto weight = static_cast<double>(weight_bytes(bucket.scalars()));
-    bytes += rows * unit * gradient + units * unit * weight / (bucket.accumulates() ? period : 1);
+    const Bounds parts = bucket.bounds(layout);
+    Bounds rows;
+    for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
+    const double touched = std::min(static_cast<double>(bucket.units), tokens);
+    const double updates = 1.0 / rules.of(bucket.group).period();
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      const PlannedTraffic traffic(layout, rank, config.comm);
+      of_ranks[rank].add(bucket.lookup == Lookup::none ? traffic.reduce_scatter(parts)
+                                                       : traffic.reduce_scatter_rows(rows, touched, bucket.unit_size));
+      of_ranks[rank].add(traffic.all_gather(parts, weight_bytes(bucket.scalars())), updates);
+    }
   }
-  return bytes * (ranks - 1) / ranks;
+  PlannedSending most;
+  for (const PlannedSending& own : of_ranks) most.raise_to(own);
+  return most;
 }
 
 const char* lookup_name(Lookup lookup) {
@@ -125,13 +138,27 @@ Json memory_json(const MemoryPlan& memory) {
 
 }  // namespace
 
+void PlannedSending::add(const LevelTraffic& traffic, double share) {
+  messages_inside += share * static_cast<double>(traffic.inside.messages);
+  bytes_inside += share * static_cast<double>(traffic.inside.bytes);
+  messages_between += share * static_cast<double>(traffic.between.messages);
+  bytes_between += share * static_cast<double>(traffic.between.bytes);
+}
+
+void PlannedSending::raise_to(const PlannedSending& other) {
+  messages_inside = std::max(messages_inside, other.messages_inside);
+  bytes_inside = std::max(bytes_inside, other.bytes_inside);
+  messages_between = std::max(messages_between, other.messages_between);
+  bytes_between = std::max(bytes_between, other.bytes_between);
+}
+
 TrainingPlan plan_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
   return {.ranks = layout.ranks(),
           .nodes = layout.nodes(),
           .memory = memory_of(config, table, layout),
           .stages = stages_of(config, table),
           .tokens = static_cast<std::uint64_t>(tokens_before(config, config.train.steps)),
-          .sent_bytes = sent_bytes(config, table, layout.ranks())};
+          .sending = sending_of(config, table, layout)};
 }
 
 std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan) {
@@ -160,7 +187,11 @@ std::string plan_text(const Config& config, const ParameterTable& table, const T
     }
     row("tokens of all steps", std::to_string(plan.tokens));
   }
-  bytes("bytes sent per rank and step", plan.sent_bytes);
+  bytes("bytes sent per rank and step", plan.sending.bytes());
+  if (plan.nodes > 1) {
+    bytes("  to other nodes", plan.sending.bytes_between);
+    row("messages to other nodes", fmt::format("{:.0f}", plan.sending.messages_between));
+  }
   return text;
 }
 
@@ -171,11 +202,15 @@ std::string plan_json(const Config& config, const ParameterTable& table, const T
                {"version", build().version},
                {"commit", build().commit},
                {"ranks", plan.ranks},
+               {"nodes", plan.nodes},
                {"parameters", table.size()},
                {"memory_bytes", memory_json(plan.memory)},
                {"stages", Json::array()},
                {"tokens", plan.tokens},
-               {"sent_bytes", static_cast<std::uint64_t>(plan.sent_bytes)},
+               {"sent_bytes", static_cast<std::uint64_t>(plan.sending.bytes())},
+               {"sent",
+                {{"inside", sent_json(plan.sending.messages_inside, plan.sending.bytes_inside)},
+                 {"between", sent_json(plan.sending.messages_between, plan.sending.bytes_between)}}},
                {"warnings", Json::array()},
                {"notes", Json::array()},
                {"buckets", buckets_json(config, table)},

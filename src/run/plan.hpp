@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/node_layout.hpp"
+#include "src/comm/traffic.hpp"
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
 
@@ -29,13 +31,23 @@ struct StagePlan {
   double flops = 0;          ///< FLOPs of a step, on all ranks together
 };
 
+/// What a rank sends in a step to others of its node and to other nodes: means over the steps of an
+/// optimizer.adam_period.
+struct PlannedSending {
+  double messages_inside = 0, bytes_inside = 0, messages_between = 0, bytes_between = 0;
+
+  double bytes() const { return bytes_inside + bytes_between; }
+  void add(const LevelTraffic& traffic, double share = 1);
+  /// Makes each number at least that of another.
+  void raise_to(const PlannedSending& other);
+};
+
 struct TrainingPlan {
   int ranks = 1, nodes = 1;
   MemoryPlan memory;
   std::vector<StagePlan> stages;  ///< one without stages in the deck, with the FLOPs of the widest window
   std::uint64_t tokens = 0;       ///< tokens of all steps
-  /// Bytes that a rank sends in a step, the mean over the steps of an optimizer.adam_period.
-  double sent_bytes = 0;
+  PlannedSending sending;         ///< on the rank that sends most, number by number
 };
 
 /// Plan of a deck that check_config() has accepted for the number of ranks.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/comm/planned_traffic.hpp"
 #include "src/comm/row_lists.hpp"
 #include "src/comm/tensor_comm.hpp"
 #include "tests/support/environment.hpp"
@@ -180,6 +181,29 @@ TEST(NodeLevels, EachByteLeavesItsNodeOnce) {
     const std::size_t rounds = circulant_rounds(layout.nodes()).size(), rails = layout.seats_of(comm.rank()).size();
     EXPECT_LE(reduced.between.messages, rounds * rails);
     EXPECT_LE(gathered.messages, 2 * rounds * rails);
+    tensors.close();
+  }
+}
+
+/// What is sent is what the plan counts, message by message.
+TEST(NodeLevels, PlannedTrafficIsWhatIsSent) {
+  SKIP_WITHOUT_DEVICES();
+  for (const CommConfig& config : configs()) {
+    TensorComm tensors(test_comm(), test_context->comm_stream(), config);
+    std::vector<std::unique_ptr<Tensor<float>>> memory;
+    const PlannedTraffic planned(tensors.layout(), test_comm().rank(), config);
+    for (const Bounds& parts : {parts_of(1), parts_of(37), parts_of(200'003), one_owner(700'001)}) {
+      Tensor<float>& tensor = *memory.emplace_back(std::make_unique<Tensor<float>>(Vector<float>(parts.back(), 1)));
+      tensors.share(tensor.span());
+      const LevelTraffic before = tensors.sent();
+      tensors.reduce_scatter(tensor.span(), parts);
+      EXPECT_EQ(tensors.sent() - before, planned.reduce_scatter(parts)) << config.ranks_per_node;
+      const LevelTraffic reduced = tensors.sent();
+      tensors.all_gather(tensor.span(), parts);
+      EXPECT_EQ(tensors.sent() - reduced, planned.all_gather(parts, sizeof(float))) << config.ranks_per_node;
+      tensors.synchronize();
+    }
+    tensors.close();
   }
 }
 
@@ -219,8 +243,11 @@ void check_rows(const CommConfig& config, int rows, int cols, int every) {
     for (const RowLists::Rail& round : rail) kept.push_back({keep(round.out), keep(round.in)});
   }
   Tensor<float> table(values);
+  const LevelTraffic before = tensors.sent();
   tensors.reduce_scatter_rows(kernels::Mat<float>(table.span().data(), rows, cols), exchange);
   const Vector<float> got = table.host(tensors);
+  EXPECT_EQ(tensors.sent() - before,
+            PlannedTraffic(tensors.layout(), comm.rank(), config).reduce_scatter_rows(lists, cols));
   const int part = tensors.part();
   for (int row = 0; row < rows; ++row) {
     const bool mine =

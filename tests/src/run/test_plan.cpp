@@ -116,8 +116,8 @@ TEST(PlanJson, WarningsAreToldFromNotes) {
 TEST(Plan, OfOneRankSendsNothing) {
   const Config config = small_config();
   const ParameterTable table(config.model);
-  EXPECT_EQ(plan_of(config, table, NodeLayout()).sent_bytes, 0);
-  EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sent_bytes, 0);
+  EXPECT_EQ(plan_of(config, table, NodeLayout()).sending.bytes(), 0);
+  EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sending.bytes(), 0);
 }
 
 TEST(Plan, HasTheWorkOfAllSteps) {
