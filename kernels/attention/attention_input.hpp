@@ -41,7 +41,7 @@ struct ValueResidual {
     if (unit_source) return {lambda[0], 1};
     return {lambda[0], lambda[1]};
   }
-  /// The gradient of l0, from the sum of <d v', v>. With `in_place` the backward pass has v' = l0 v for v.
+  /// The gradient of l0, from the sum of <d v', v>. With `in_place` the backward pass reads v' = l0 v in place of v.
   template <class A>
   constexpr A gradient_of_l0(A sum) const {
     if (!in_place) return sum;
@@ -81,9 +81,9 @@ NANORUN_DECLARE_OPS({
   void rotary_table(Stream stream, Mat<A> cos, Mat<A> sin, Vec<const double> frequency);
 
   /// d_qkv = gradient of qkv. d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra [T, H D]
-  /// is added to d_v unless null. `qk` and `rstd` are the forward's; v is the value part of its qkv, in which v' lies
-  /// with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D columns of
-  /// `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read.
+  /// is added to d_v unless null. `qk` and `rstd` are results of the forward pass; v is the value part of its qkv,
+  /// which holds v' with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D
+  /// columns of `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read.
   /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32;
   /// else std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The
   /// stream needs create_sums().

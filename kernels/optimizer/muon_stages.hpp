@@ -16,7 +16,7 @@ MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches);
 int matrix_parts(int rows, int cols);
 
 /// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts] = the part's sum of u²: over a matrix they add
-/// up to |u|_F². *squares as MuonSquares::gradients.
+/// up to |u|_F². Adds to *squares what muon_update() adds to *MuonSquares::gradients.
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
                    double momentum, double gradient_scale, double* squares);
 
@@ -26,8 +26,8 @@ void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x,
                   Workspace workspace);
 
 std::size_t muon_apply_workspace(MatrixBatch<bf16> x);
-/// Where the batches have second moments, updates these and evens X out by NorMuon. Then updates weights and copies by
-/// X. *squares as MuonSquares::weights.
+/// Where the batches have second moments, updates these and evens X out by NorMuon. Then updates the weights and
+/// their copies by X. Adds to *squares what muon_update() adds to *MuonSquares::weights.
 void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
                 double* squares, Workspace workspace);
 

@@ -18,9 +18,15 @@ namespace {
 
 /// Takes a lock, if it is free; `operation` is LOCK_SH or LOCK_EX. Throws Busy where the file system cannot tell now.
 LockState take_lock(const Descriptor& file, int operation, const std::string& path, ExitCode code) {
-  if (::flock(file.get(), operation | LOCK_NB) == 0) return LockState::free;
-  if (errno == EINTR || errno == ESTALE) fail_by_system(code, path, "cannot be locked", errno);
-  return errno == EWOULDBLOCK ? LockState::held : LockState::absent;
+  constexpr int most_refusals = 3;
+  for (int refusals = 0;;) {
+    if (::flock(file.get(), operation | LOCK_NB) == 0) return LockState::free;
+    if (errno == EINTR || errno == ESTALE) fail_by_system(code, path, "cannot be locked", errno);
+    if (errno == EWOULDBLOCK) return LockState::held;
+    // A server of locks may be short of them for a moment; only a file system without any says so each time.
+    if (errno != ENOLCK || ++refusals == most_refusals) return LockState::absent;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ enum class LockState { free, held, absent };
 /// shared: for readers, of which several may hold the lock; exclusive: for one writer.
 enum class LockKind { shared, exclusive };
 
-/// Tries to lock a regular file by flock(2), and releases the lock at once. free: the lock was given. Throws Busy(code)
-/// where the file system does not tell, as on a stale handle.
+/// Tries to lock a regular file by flock(2), and releases the lock at once. free: the lock was given. absent: it was
+/// refused as not supported, or three times in 20 ms for want of locks (ENOLCK). Throws Busy(code) where the file
+/// system does not tell, as on a stale handle.
 LockState lock_state(const std::string& path, LockKind kind, ExitCode code);
 
 /// An exclusive lock on a file, held until destruction or the end of the process, however it ends. It relies on

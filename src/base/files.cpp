@@ -138,6 +138,12 @@ std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code) {
   return paths;
 }
 
+std::string existing_part(const std::string& path, ExitCode code) {
+  std::string part = path;
+  while (kind_of_entry(part, code) == FileKind::absent && directory_of(part) != part) part = directory_of(part);
+  return part;
+}
+
 std::uint64_t free_space(const std::string& path, ExitCode code) {
   struct statvfs status {};
   if (::statvfs(path.c_str(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
@@ -237,12 +243,19 @@ std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCod
 
 // --- Writing ---------------------------------------------------------------------------------------------------------
 
+void require_possible_directory(const std::string& path, ExitCode code) {
+  const std::string there = existing_part(path, code);
+  if (kind_of(there, code) != FileKind::directory) fail_by_system(code, path, "cannot be created", ENOTDIR);
+  if (::access(there.c_str(), W_OK | X_OK) == 0) return;
+  fail_by_system(code, path, there == path ? "cannot be written" : "cannot be created", errno);
+}
+
 void make_directories(const std::string& path, ExitCode code) {
+  require_possible_directory(path, code);
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) fail_by_system(code, path, "cannot be created", error.value());
-  if (kind_of(path, code) != FileKind::directory) fail_by_system(code, path, "cannot be created", ENOTDIR);
-  if (::access(path.c_str(), W_OK | X_OK) != 0) fail_by_system(code, path, "cannot be written", errno);
+  require_possible_directory(path, code);  // what was created may be denied, too
 }
 
 void remove_file(const std::string& path, ExitCode code) {

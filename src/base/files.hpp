@@ -61,6 +61,9 @@ std::vector<std::string> list_directory(const std::string& path, ExitCode code);
 /// Paths that match a glob pattern, sorted. A directory on the way that cannot be read is an error.
 std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code);
 
+/// The path itself if something is there, or else the nearest directory above it that is there.
+std::string existing_part(const std::string& path, ExitCode code);
+
 /// Bytes that this user may still write on the file system of `path`.
 std::uint64_t free_space(const std::string& path, ExitCode code);
 
@@ -116,6 +119,9 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode
 std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code);
 
 // --- Writing ---------------------------------------------------------------------------------------------------------
+
+/// Throws where files cannot be made in the directory, or where it is not there and cannot be created. Changes nothing.
+void require_possible_directory(const std::string& path, ExitCode code);
 
 /// Creates the directory and those above it, unless it is there. Throws where files cannot be made in it.
 void make_directories(const std::string& path, ExitCode code);

@@ -16,26 +16,23 @@ namespace {
   throw Error(code, fmt::format("{}: {}: {}", path, what, std::strerror(reason)));
 }
 
-/// Throws where the path names anything but a directory that is no link, or nothing.
-void require_no_link(const std::string& path, ExitCode code) {
-  const FileKind found = kind_of_entry(path, code);
-  if (found == FileKind::directory || found == FileKind::absent) return;
-  throw Error(code, fmt::format("{}: {} stands where a directory of the run belongs: move it away", path,
-                                found == FileKind::symlink   ? "a symbolic link"
-                                : found == FileKind::regular ? "a file"
-                                                             : "a device, FIFO or socket"));
-}
-
 }  // namespace
 
+void require_own_place(const std::string& path, FileKind wanted, ExitCode code) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == wanted || found == FileKind::absent) return;
+  throw Error(code, fmt::format("{}: {} stands where {} of the run belongs: move it away", path, kind_text(found),
+                                kind_text(wanted)));
+}
+
 OwnDirectory::OwnDirectory(const std::string& path, ExitCode code) : path_(path), code_(code) {
-  require_no_link(path, code);
+  require_own_place(path, FileKind::directory, code);
   directory_ = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (directory_.get() < 0) fail_at(code, path, "cannot be opened", errno);
 }
 
 OwnDirectory OwnDirectory::make(const std::string& path, ExitCode code) {
-  require_no_link(path, code);
+  require_own_place(path, FileKind::directory, code);
   make_directories(path, code);
   return {path, code};
 }

@@ -11,6 +11,9 @@
 
 namespace nanorun {
 
+/// Throws where the path names anything but a regular file, or a directory, whichever is `wanted`, or nothing.
+void require_own_place(const std::string& path, FileKind wanted, ExitCode code);
+
 /// A directory that is held open. If its path names something else later, such as a link, files are still written into
 /// this directory. Their names are given without the directory.
 class OwnDirectory {

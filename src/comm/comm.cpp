@@ -86,7 +86,7 @@ void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
-    if (root()) Watchdog::clear_heartbeats(directory);
+    if (root()) Watchdog::clear_heartbeats(directory, size());
   });
   together([&] { watchdog_->share_heartbeats(directory); });
 }

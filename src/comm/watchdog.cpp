@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -31,6 +32,13 @@ std::string file_of(int rank) { return std::to_string(rank); }
 bool is_heartbeat(const std::string& text) {
   return text.empty() || (text.size() == fmt::format(line_format, 0, 0, 0, 0).size() && text.back() == '\n' &&
                           text.find_first_not_of("0123456789 \n") == std::string::npos);
+}
+
+/// Whether the file of one of so many ranks has the name.
+bool is_of_rank(const std::string& name, int ranks) {
+  int rank = -1;
+  const char* const end = name.data() + name.size();
+  return std::from_chars(name.data(), end, rank).ptr == end && rank >= 0 && rank < ranks && name == file_of(rank);
 }
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -65,14 +73,34 @@ void Watchdog::set_timeout(double seconds) {
   timeout_ = Seconds(seconds);
 }
 
-void Watchdog::clear_heartbeats(const std::string& directory) {
+void Watchdog::require_free_heartbeats(const std::string& directory, int ranks) {
+  require_own_place(directory, FileKind::directory, ExitCode::output);
+  require_possible_directory(directory, ExitCode::output);
+  if (!exists(directory, ExitCode::output)) return;
+  const OwnDirectory own(directory, ExitCode::output);
+  for (const std::string& name : own.list()) {
+    if (!is_of_rank(name, ranks) || is_heartbeat(own.read(name, max_line))) continue;
+    throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
+  }
+}
+
+void Watchdog::clear_heartbeats(const std::string& directory, int ranks) {
+  require_free_heartbeats(directory, ranks);
   const OwnDirectory own = OwnDirectory::make(directory, ExitCode::output);
+  std::vector<std::string> foreign;
   for (const std::string& name : own.list()) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (!is_heartbeat(own.read(name, max_line)))
-      throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
-    own.remove(name);
+    bool is_own = false;
+    quietly([&] { is_own = is_heartbeat(own.read(name, max_line)); });
+    if (is_own) {
+      own.remove(name);
+    } else {
+      foreign.push_back(name);
+    }
   }
+  if (foreign.empty()) return;
+  warn(fmt::format("{}: no heartbeats of a run, and left alone: {}", directory,
+                   excerpt(fmt::format("{}", fmt::join(foreign, ", ")))));
 }
 
 void Watchdog::share_heartbeats(const std::string& directory) {

@@ -60,9 +60,12 @@ class Watchdog {
   /// Sets the step that the message names.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
-  /// Makes the directory of heartbeats, and removes the heartbeats that a crashed job has left there. Throws
-  /// Error(output) if something else has the name of the directory or of a heartbeat.
-  static void clear_heartbeats(const std::string& directory);
+  /// Throws Error(output) where something else stands in the place of the directory of heartbeats, which may be absent,
+  /// or of the heartbeat of one of so many ranks. Changes nothing.
+  static void require_free_heartbeats(const std::string& directory, int ranks);
+  /// Makes the directory of heartbeats for so many ranks, and removes those that a job which crashed has left there.
+  /// Warns of what is left alone. Throws as require_free_heartbeats() does.
+  static void clear_heartbeats(const std::string& directory, int ranks);
   /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
   /// written.
   void share_heartbeats(const std::string& directory);

@@ -28,7 +28,7 @@ class DocumentReader {
   /// Packs a step from token `offset` of a shard on. Writes its sequences from number `first` on, as many as `rows` [n,
   /// shape.length + 1] holds, and only counts the others. Returns the offset from which the next step looks for a
   /// document, or nothing if the rest of the shard does not fill the step. Throws what ShardReader::read() throws, also
-  /// for other tokens of the blocks that it reads.
+  /// for a token that no sequence takes if it lies in a block that was read.
   std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
                                     std::span<Token> rows);
 

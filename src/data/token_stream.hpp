@@ -29,7 +29,11 @@ class TokenStream {
   /// Throws Error(data) if no shard holds a whole step of each shape. `complete` is false where further shards follow
   /// that have not been opened; a step that would begin in one of these throws Error(internal).
   TokenStream(std::vector<ShardInfo> shards, StepPlan plan, EndOfData end, bool complete = true);
-  /// Where `step` begins if the stream stands at `cursor`: there, or in a later shard if too few tokens are left.
+  // Each of the next three throws as above: Error(data) where the stream ends, Error(internal) where the next shard has
+  // not been opened.
+
+  /// Where `step` begins if the stream stands at `cursor`: there, or at the begin of the next shard that holds a whole
+  /// step. With EndOfData::wrap the first shard follows the last one.
   Cursor step_start(Cursor cursor, long step) const;
   /// Where the stream stands after `step`, before which it stood at `cursor`. With Packing::documents the earliest
   /// position where that may be.

@@ -51,8 +51,10 @@ struct Parameter {
 /// is a matrix in Group::matrix, a row in a table, an element among learned scalars.
 struct Bucket {
   Group group = Group::scalar;
-  /// The lowest layer that uses the tensors: config.layers for the head, 0 for the first block, -1 for the embedding.
-  /// The forward pass needs the weights from there on; the gradients are complete once the backward pass has left it.
+  /// No lower layer uses the tensors: config.layers for the head, the first layer of its group for a bucket of
+  /// matrices, the layer that reads a table of value embeddings first, -1 for other tables, nets, learned scalars and
+  /// fixed tensors. The forward pass needs the weights from there on; the gradients are complete once the backward pass
+  /// has left it.
   int layer = -1;
   std::size_t offset = 0;
   std::size_t units = 0;

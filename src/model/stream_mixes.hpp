@@ -91,7 +91,7 @@ class StreamMixes {
   MixTerms<T> mudd_after_mlp(const Activations<T>& a, int layer) const;
   /// Adds a stream that is kept as its norm; d_source [T, d] is the stream's gradient.
   ops::MixTerm<T>& add_norm(MixTerms<T>& terms, const NormActivations<T>& norm, kernels::Mat<T> d_source) const;
-  /// Adds the stream that a block's attention or, without attention, its MLP is added to.
+  /// Adds the stream to which a block adds its attention or, without attention, its MLP.
   ops::MixTerm<T>& add_stream(MixTerms<T>& terms, const Activations<T>& a, int layer) const;
   /// Adds the stream before a block's MLP.
   ops::MixTerm<T>& add_stream_before_mlp(MixTerms<T>& terms, const Activations<T>& a, int layer) const;

@@ -4,7 +4,8 @@
 // The forward pass does not store an implied branch (BlockPlan::attention_is_implied, mlp_is_implied): the backward
 // pass recovers it as the sum minus the sum's other terms. If the branch is zero, the difference is rounding error,
 // which would become the gradient of the branch's factor. If the factor is zero, the sum holds nothing of the branch.
-// In both cases the backward pass computes the branch anew for its mix to read, until an update has changed that.
+// In both cases the backward pass computes the branch anew for its mix to read, until an update has made branch and
+// factor nonzero.
 
 #include "kernels/ops.hpp"
 #include "src/model/activations.hpp"

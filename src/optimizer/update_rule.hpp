@@ -1,11 +1,7 @@
 #pragma once
 // The interface of update rules. Masters, gradients, collectives and checkpoints are the optimizer's. An elementwise
-// rule implements state() and update() alone. To add a rule, write its class in files of its own, rule_<name>. Name it
-//   - in Rule and all_rules, and in rule_of(), which chooses it by a key of the deck (hyperparameters);
-//   - in make_rule() (update_rule.cpp);
-//   - in RULES of jobscripts/tools/study/plan.py, once the predictions of a scaling study know its cost;
-//   - in Phase (src/measure/trace.hpp), if its time is to have a phase of its own.
-// common_period() says which periods rules can have.
+// rule implements state() and update() alone. A rule has files of its own, rule_<name>; docs/architecture.md ("To add")
+// lists the other files that a new rule touches. common_period() says which periods rules can have.
 
 #include <cstddef>
 #include <functional>

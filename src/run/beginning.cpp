@@ -6,12 +6,13 @@
 #include "src/run/checkpoint.hpp"
 #include "src/run/earlier_run.hpp"
 #include "src/run/first_weights.hpp"
+#include "src/run/run_place.hpp"
 
 namespace nanorun {
 
 namespace {
 
-void plan_continuation(const Checkpoints& checkpoints, const Config& config, Beginning& beginning) {
+void describe_checkpoint(const Checkpoints& checkpoints, const Config& config, Beginning& beginning) {
   require_steps_ahead(checkpoints, config);
   const std::string& file = checkpoints.restored_file();
   const CheckpointHeader& header = checkpoints.restored();
@@ -20,7 +21,7 @@ void plan_continuation(const Checkpoints& checkpoints, const Config& config, Beg
   beginning.lines.push_back(fmt::format("continues from the checkpoint {}, step {}", file, header.progress.step));
 }
 
-void plan_first_weights(Comm& alone, const Config& config, const ParameterTable& table, Beginning& beginning) {
+void describe_first_weights(Comm& alone, const Config& config, const ParameterTable& table, Beginning& beginning) {
   const std::string& file = config.checkpoint.weights;
   const auto [header, difference] = verify_first_weights(alone, config, table);
   beginning.data.model = origin_of(header.tokenizer, file, config.model.vocabulary);
@@ -28,30 +29,63 @@ void plan_first_weights(Comm& alone, const Config& config, const ParameterTable&
   if (!difference.empty()) beginning.lines.push_back("warning: the model of these weights differs: " + difference);
 }
 
-void plan(const Config& config, const ParameterTable& table, Beginning& beginning) {
-  Comm alone(MPI_COMM_SELF);
-  const std::string directory = config.run.outputs + "/" + config.run.name;
-  Checkpoints checkpoints(alone, config.checkpoint, directory + "/checkpoints", to_toml(config),
-                          model_fingerprint(table.layout()));
+/// What the run would go on from. Throws as the run would.
+Continuation plan_continuation(Comm& alone, const Config& config, const ParameterTable& table, Checkpoints& checkpoints,
+                               Beginning& beginning) {
   const std::optional<Progress> found = checkpoints.plan_restore(stored_slabs(config, table));
-  const bool automatic = config.checkpoint.restart == "auto";
-  if (automatic && examine_earlier_run(directory, config, checkpoints, found) == Earlier::complete) {
+  const Continuation continuation = examine_earlier_run(RunPlace(config).path(), config, checkpoints, found);
+  if (continuation.complete) {
     beginning.lines.push_back(fmt::format("the run is finished: all {} steps are made", config.train.steps));
   } else if (found) {
-    plan_continuation(checkpoints, config, beginning);
+    describe_checkpoint(checkpoints, config, beginning);
   } else if (!config.checkpoint.weights.empty()) {
-    plan_first_weights(alone, config, table, beginning);
+    describe_first_weights(alone, config, table, beginning);
   }
+  return continuation;
+}
+
+/// Makes a look of the run's start. Returns false, and adds a warning, where that throws, unless with the code of a
+/// refusal.
+template <class Look>
+bool passes_or_warns(Beginning& beginning, Look&& look, std::optional<ExitCode> refusal = {}) {
+  try {
+    look();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == refusal) throw;
+    beginning.lines.push_back(fmt::format("warning: {}", error.what()));
+    return false;
+  }
+}
+
+/// Takes the looks of the run's start, in its order. Throws what stands in the way in the run's directory.
+void plan(const Config& config, int ranks, const ParameterTable& table, Beginning& beginning) {
+  Comm alone(MPI_COMM_SELF);
+  RunPlace place(config);
+  Checkpoints checkpoints(alone, config.checkpoint, place.checkpoints(), to_toml(config),
+                          model_fingerprint(table.layout()));
+  place.require_usable();
+  passes_or_warns(beginning, [&] { place.require_unlocked(); });
+  checkpoints.require_place();
+  Continuation continuation;
+  const auto look_for_earlier = [&] { continuation = plan_continuation(alone, config, table, checkpoints, beginning); };
+  if (!passes_or_warns(beginning, look_for_earlier, ExitCode::output)) return;
+  if (!continuation.complete) place.require_free_stop_file();
+  place.require_free_files(config, ranks, continuation);
+  if (continuation.complete) return;
+  const long first = checkpoints.restored().progress.step, steps = config.train.steps;
+  checkpoints.require_free_names(first, steps, continuation.here);
+  passes_or_warns(beginning, [&] { checkpoints.require_space(first, steps, stored_slabs(config, table)); });
 }
 
 }  // namespace
 
-Beginning plan_beginning(const Config& config, const ParameterTable& table) {
+Beginning plan_beginning(const Config& config, int ranks, const ParameterTable& table) {
   Beginning beginning;
   try {
-    plan(config, table, beginning);
+    plan(config, ranks, table, beginning);
   } catch (const Error& error) {
-    beginning.lines.push_back(fmt::format("warning: {}", error.what()));
+    beginning.refusal = error;
   }
   return beginning;
 }

@@ -1,10 +1,12 @@
 #pragma once
-// What a run would begin with, for a dry run: the checkpoint that it continues, or the weights that it takes. The run
-// itself chooses by the same functions (run_setup.hpp).
+// What a run would begin with, for a dry run: the checkpoint that it continues, or the weights that it takes, and
+// whether its directory is free for it. The run itself chooses and looks by the same functions (run_setup.hpp).
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "src/base/error.hpp"
 #include "src/config/config.hpp"
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
@@ -14,11 +16,14 @@ namespace nanorun {
 struct Beginning {
   std::vector<std::string> lines;
   DataStart data;
+  std::optional<Error> refusal;  ///< with which the run would end before its first step, whenever it started
 };
 
-/// For one rank, before a run; nothing on disk changes. Lines that begin with "warning: " say why the run would be
-/// refused, damage included, or how the model of its first weights differs. Warns on standard error of damaged
-/// checkpoints that the run would pass over.
-Beginning plan_beginning(const Config& config, const ParameterTable& table);
+/// For one rank, before a run on so many ranks; nothing on disk changes. Whatever stands in the way in the run's
+/// directory is the refusal. Lines begin with "warning: " that say why else the run would be refused: what it would
+/// begin with, damage included, disk space that is short now, or another job that uses the directory now; or how the
+/// model of its first weights differs. Damaged checkpoints that the run would pass over are warned of on standard
+/// error.
+Beginning plan_beginning(const Config& config, int ranks, const ParameterTable& table);
 
 }  // namespace nanorun

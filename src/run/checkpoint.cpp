@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <map>
 
+#include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
 #include "src/base/text.hpp"
 #include "src/storage/h5.hpp"
@@ -126,13 +127,17 @@ void Checkpoints::make_directory(const std::string& next) {
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
     const std::string path = directory_ + "/" + name;
-    if (!h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint)) {
+    bool own = false;  // not where it cannot be read
+    quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
+    const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
+    const char* const it = kind == FileKind::regular ? "the file" : kind_text(kind);
+    if (own) {
       remove_file(path, ExitCode::checkpoint);
     } else if (path == next) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; the file is kept as {}", path,
+      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept as {}", path, it,
                        set_aside(path, ExitCode::checkpoint)));
     } else if (kept_.insert(path).second) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; the file is kept", path));
+      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept", path, it));
     }
   }
 }
@@ -190,12 +195,39 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-void Checkpoints::probe(long first, long steps, const Slabs& slabs) {
-  const std::string path = partial_of(path_of(steps));
+void Checkpoints::require_place() const {
+  if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
+    CheckpointLink::examine(directory_);
+  } else {
+    require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
+  }
+  if (config_.restart != "auto") return;
+  const std::vector<std::string> files = list();
+  if (!files.empty()) require_file(files.back());
+}
+
+void Checkpoints::require_free_names(long first, long steps, bool here) const {
+  require_possible_directory(directory_, ExitCode::checkpoint);
+  const std::string suffix = partial_of("");
+  const auto needs = [&](long step) {
+    const bool due = config_.every > 0 && step % config_.every == 0 && step > first && step < steps;
+    return step == steps || (here && due);
+  };
+  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
+    if (!name.ends_with(suffix)) continue;
+    const std::optional<long> step = step_of(name.substr(0, name.size() - suffix.size()));
+    if (step && needs(*step)) require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
+  }
+}
+
+void Checkpoints::probe(long first, long steps, bool here, const Slabs& slabs) {
+  trial_step_ = steps;
+  const std::string path = partial_of(path_of(trial_step_));
   comm_.together([&] {
     if (!comm_.root()) return;
+    require_free_names(first, steps, here);
     make_directory(path);
-    require_space(steps - first, checkpoint_bytes(header_, slabs));
+    require_space(first, steps, slabs);
   });
   std::vector<float> row(1, 1.0f);
   const Slab<float> slab{
@@ -223,7 +255,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
     trial.bytes += part.total_rows * part.cols * sizeof(float);
     parts.push_back(part);
   }
-  const std::string path = partial_of(path_of(0));
+  const std::string path = partial_of(path_of(trial_step_));
   comm_.together([&] {
     if (comm_.root()) make_directory(path);
   });
@@ -246,20 +278,21 @@ double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
   return seconds_of_file(bytes, small, try_file(slabs, divisor));
 }
 
-/// Throws if the checkpoints of `steps` further steps, of `bytes` bytes each, do not fit on the disk. They need space
-/// for one more checkpoint than the run keeps, since the old ones stay until the new one is written.
-void Checkpoints::require_space(long steps, std::uint64_t bytes) const {
+void Checkpoints::require_space(long first, long steps, const Slabs& slabs) const {
+  const std::uint64_t bytes = checkpoint_bytes(header_, slabs);
   if (bytes > file_size_limit()) {
     throw checkpoint_error(
         fmt::format("{}: a checkpoint needs {}, but the file size limit (ulimit -f) is {}: raise the limit", directory_,
                     in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
   }
-  const std::uint64_t written = config_.every > 0 ? steps / config_.every + 1 : 1;
+  const long further = steps - first;
+  const std::uint64_t written = config_.every > 0 ? further / config_.every + 1 : 1;
+  // Beyond those that a run keeps, one more is there while it is written.
   const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);
   const std::uint64_t there = std::min<std::uint64_t>(list().size(), kept);
-  const std::uint64_t milestones = config_.milestone_every > 0 ? steps / config_.milestone_every : 0;
+  const std::uint64_t milestones = config_.milestone_every > 0 ? further / config_.milestone_every : 0;
   const std::uint64_t needed = (kept - std::min(there, kept - 1) + milestones) * bytes;
-  const std::uint64_t free = free_space(directory_, ExitCode::checkpoint);
+  const std::uint64_t free = free_space(existing_part(directory_, ExitCode::checkpoint), ExitCode::checkpoint);
   if (needed <= free) return;
   const std::string message = fmt::format(
       "{}: checkpoints will need {} more, but {} are free: free disk space, keep fewer (checkpoint.keep, "
@@ -317,17 +350,14 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   comm_.together([&] {
-    if (comm_.root()) link_.enter(directory_);
+    if (!comm_.root()) return;
+    require_place();
+    link_.enter(directory_);
   });
   return choose(slabs);
 }
 
-std::optional<Progress> Checkpoints::plan_restore(const Slabs& slabs) {
-  comm_.together([&] {
-    if (comm_.root()) CheckpointLink::examine(directory_);
-  });
-  return choose(slabs);
-}
+std::optional<Progress> Checkpoints::plan_restore(const Slabs& slabs) { return choose(slabs); }
 
 /// Resolves config.restart.
 std::optional<Progress> Checkpoints::choose(const Slabs& slabs) {
@@ -346,9 +376,7 @@ std::optional<Progress> Checkpoints::choose(const Slabs& slabs) {
   std::string joined;
   comm_.together([&] {
     if (!comm_.root()) return;
-    const std::vector<std::string> paths = list();
-    if (!paths.empty()) require_file(paths.back());
-    joined = fmt::format("{}", fmt::join(paths, "\n"));
+    joined = fmt::format("{}", fmt::join(list(), "\n"));
   });
   joined = comm_.broadcast(joined);
   std::vector<std::string> files;

@@ -46,10 +46,26 @@ class Checkpoints {
   /// For rank 0. Whether the directory that save() wrote to has been moved or removed.
   bool moved() const;
 
-  /// Collective. Finds out before training whether save() can write. Writes a small file in the same directory by the
-  /// same code, reads it back and removes it. Then compares the free space with what the checkpoints of steps `first`
-  /// to `steps` need. Throws Error(checkpoint) on all ranks alike.
-  void probe(long first, long steps, const std::vector<Slab<float>>& slabs);
+  /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
+  /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
+  /// checkpoint.restart = "auto" would go on. Changes nothing.
+  void require_place() const;
+
+  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
+  /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
+  /// that the run needs. `here`: the run writes all of them into this directory; otherwise only its trial. Changes
+  /// nothing.
+  void require_free_names(long first, long steps, bool here) const;
+
+  /// For one rank. Compares the space that the checkpoints of steps after `first`, up to `steps`, need with what is
+  /// free, and one file with the limit of this process. Throws Error(checkpoint); with checkpoint.on_failure = "warn"
+  /// warns of space.
+  void require_space(long first, long steps, const std::vector<Slab<float>>& slabs) const;
+
+  /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
+  /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
+  /// Throws Error(checkpoint) on all ranks alike.
+  void probe(long first, long steps, bool here, const std::vector<Slab<float>>& slabs);
 
   /// Collective. Estimates the seconds that save() takes here, from a trial: writes a file as save() does, and removes
   /// it. The file holds these tensors; if they have more than `enough` bytes, the first rows of each. `enough` bytes
@@ -63,8 +79,8 @@ class Checkpoints {
   /// or if it is of another model or holds other optimizer state than the deck asks for. The slabs are then undefined.
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
-  /// Collective. restore() for a dry run: finds and verifies the same checkpoint or throws the same Error, but takes no
-  /// lock on a linked directory. The slabs need no memory.
+  /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
+  /// directory and trusts require_place(). The slabs need no memory.
   std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
 
   /// Path of the checkpoint that restore() or plan_restore() has found; empty if there is none.
@@ -88,7 +104,6 @@ class Checkpoints {
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory(const std::string& next);
-  void require_space(long steps, std::uint64_t bytes) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
 
@@ -98,7 +113,8 @@ class Checkpoints {
   CheckpointLink link_;         ///< on rank 0
   Descriptor opened_;           ///< on rank 0: the directory of the last save()
   CheckpointHeader header_;     ///< what all files of this run share
-  std::set<std::string> kept_;  ///< files that pruning kept, as a warning has said
+  long trial_step_ = 0;         ///< trials are written under the name of the unfinished checkpoint of this step
+  std::set<std::string> kept_;  ///< files that were not removed, of which a warning has told
   std::string restored_file_;
   CheckpointHeader restored_;
 };

@@ -10,7 +10,7 @@
 #include "src/run/beginning.hpp"
 #include "src/run/log.hpp"
 #include "src/run/plan.hpp"
-#include "src/run/run_directory.hpp"
+#include "src/run/run_place.hpp"
 
 namespace nanorun {
 
@@ -18,10 +18,9 @@ namespace {
 
 /// Remarks on groups of tensors, on the weights to begin with, and on the data: warnings, and how packed documents fill
 /// the steps.
-std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table) {
+std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const Beginning& beginning) {
   std::vector<std::string> lines = group_warnings(config, table);
-  Beginning beginning = plan_beginning(config, table);
-  for (std::string& line : beginning.lines) lines.push_back(std::move(line));
+  lines.insert(lines.end(), beginning.lines.begin(), beginning.lines.end());
   for (std::string& line : data_warnings(config, beginning.data)) lines.push_back(std::move(line));
   return lines;
 }
@@ -33,14 +32,16 @@ void plan_training(const Config& config, int ranks, PlanFormat format) {
   require_possible_paths(config);
   const ParameterTable table(config.model);
   const TrainingPlan plan = plan_of(config, table, ranks);
-  const std::vector<std::string> remarks = remarks_on(config, table);
+  const Beginning beginning = plan_beginning(config, ranks, table);
+  const std::vector<std::string> remarks = remarks_on(config, table, beginning);
   if (format == PlanFormat::json) {
     write_output(plan_json(config, table, plan, remarks));
-    return;
+  } else {
+    std::string text = to_toml(config) + "\n" + plan_text(config, table, plan);
+    for (const std::string& line : remarks) text += line + "\n";
+    write_output(text);
   }
-  std::string text = to_toml(config) + "\n" + plan_text(config, table, plan);
-  for (const std::string& line : remarks) text += line + "\n";
-  write_output(text);
+  if (beginning.refusal) throw *beginning.refusal;
 }
 
 }  // namespace nanorun

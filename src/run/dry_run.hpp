@@ -7,10 +7,11 @@ namespace nanorun {
 
 enum class PlanFormat { text, json };
 
-/// For one rank. Prints the resolved deck and what run_training() on `ranks` ranks would need to standard output, as
-/// text or as one JSON object. Lines that begin with "warning: " say that data are missing or too short, or that the
-/// run could not begin with the weights of checkpoint.weights. Throws Error(usage) where check_config() refuses the
-/// deck, and what require_possible_paths() throws.
+/// Prints the resolved deck, what run_training() on `ranks` ranks would need, and lines that begin with "warning: "
+/// where the data are missing or too short or the run could not begin with the weights of checkpoint.weights, all on
+/// standard output: as text, or as one JSON object. Throws Error(usage) where check_config() refuses the deck, what
+/// require_possible_paths() throws, and, after it has printed, the run's own Error where something stands in the way in
+/// the run's directory. For one rank to call.
 void plan_training(const Config& config, int ranks, PlanFormat format);
 
 }  // namespace nanorun

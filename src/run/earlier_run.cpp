@@ -8,7 +8,7 @@
 
 #include "src/base/text.hpp"
 #include "src/measure/trace_datasets.hpp"
-#include "src/run/run_directory.hpp"
+#include "src/run/run_place.hpp"
 #include "src/run/summary.hpp"
 
 namespace nanorun {
@@ -60,13 +60,14 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
 
 }  // namespace
 
-Earlier examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
-                            const std::optional<Progress>& found) {
+Continuation examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
+                                 const std::optional<Progress>& found) {
+  if (config.checkpoint.restart != "auto") return {.here = found && checkpoints.continues_here()};
   const std::optional<Remains> remains = look(directory, checkpoints, found);
-  if (!remains) return Earlier::none;
+  if (!remains) return {.here = true};
   if (remains->finished || !found) {
     const std::vector<std::string> changes = differences(*remains, config, found);
-    if (!changes.empty() && !remains->finished && remains->cut_short) return Earlier::ended;
+    if (!changes.empty() && !remains->finished && remains->cut_short) return {};
     if (!changes.empty()) {
       throw Error(ExitCode::usage,
                   fmt::format("{} contains {} of a different training ({}): choose another run.name, or set "
@@ -75,9 +76,10 @@ Earlier examine_earlier_run(const std::string& directory, const Config& config, 
                               fmt::join(changes, "; "), directory));
     }
   }
-  if (remains->finished_at == config.train.steps) return Earlier::complete;
-  if (found) return Earlier::none;
-  return remains->summary ? Earlier::ended : Earlier::begun;
+  if (remains->finished_at == config.train.steps) return {.here = true, .complete = true};
+  // Where there is a summary but no checkpoint, the checkpoints are gone.
+  if (!found && remains->summary) return {};
+  return {.here = true, .again = !found};
 }
 
 void require_steps_ahead(const Checkpoints& checkpoints, const Config& config) {

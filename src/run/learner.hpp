@@ -30,7 +30,8 @@ struct Learner {
 
   /// Collective. Runs each op once with every shape of training, so that no later call loads code or chooses an
   /// algorithm: passes over made-up sequences of each stage, and an update. Leaves weights undefined, gradients and
-  /// state zero, so it is called before weights and state are initialised or restored. Waits for the device.
+  /// state zero, so it is called before weights and state are initialised or copied to the device. Waits for the
+  /// device.
   void warm_up(Trace& trace);
   /// Enqueues copies of the results of a step to the host: loss, sum of squares, largest magnitudes.
   void collect();

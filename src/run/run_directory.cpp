@@ -2,8 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <random>
@@ -15,7 +13,6 @@
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
 #include "src/measure/trace_datasets.hpp"
-#include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
 #include "src/storage/h5_partial.hpp"
 
@@ -23,29 +20,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr const char* lock_name = "lock";
-/// What a run writes in its directory beside the lock.
-constexpr std::array<const char*, 6> file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
-                                                   "summary.json", "trace.h5", "trace.json"};
-constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
-constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that text_of_run() takes
-
-/// Keys of the deck with relative paths at which all ranks look.
-std::vector<std::string> relative_keys(const Config& config) {
-  std::vector<std::string> keys;
-  const auto look = [&](const char* key, const std::vector<std::string>& paths) {
-    if (std::ranges::any_of(paths, [](const std::string& path) { return !path.starts_with('/'); })) keys.push_back(key);
-  };
-  look("run.outputs", {config.run.outputs});
-  look("data.train", config.data.train);
-  if (config.validation.tokens > 0) look("data.validation", config.data.validation);
-  const std::string& restart = config.checkpoint.restart;
-  if (restart != "auto" && restart != "none") look("checkpoint.restart", {restart});
-  if (!config.checkpoint.weights.empty()) look("checkpoint.weights", {config.checkpoint.weights});
-  return keys;
-}
-
-/// Seconds since a file was last written, by the clock of its file system, which a new file beside it tells.
+/// Seconds since a file was last written, by the clock of its file system: that of a new file beside it.
 double age_of(const std::string& path) {
   const FileState written = state_of(path, ExitCode::output);
   const std::string mark = fmt::format("{}.{:08x}", path, std::random_device()());
@@ -67,21 +42,6 @@ bool appears(const std::string& path) {
 }
 
 }  // namespace
-
-std::optional<std::string> text_of_run(const std::string& path) {
-  if (!has_file(path, ExitCode::output)) return std::nullopt;
-  return read_text(path, max_text, ExitCode::output);
-}
-
-void require_possible_paths(const Config& config) {
-  if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
-  // The longest name that the program gives, to a file in checkpoints/.
-  const std::string directory = config.run.outputs + "/" + config.run.name;
-  require_possible_path(directory + "/checkpoints/checkpoint_2147483647.h5.partial", ExitCode::output);
-  require_possible_path(config.stop.file, ExitCode::output);
-  require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
-  require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
-}
 
 void require_same_directory(Comm& comm, const Config& config) {
   const std::vector<std::string> keys = relative_keys(config);
@@ -107,36 +67,16 @@ void require_same_directory(Comm& comm, const Config& config) {
   });
 }
 
-RunDirectory::RunDirectory(Comm& comm, const Config& config)
-    : comm_(comm),
-      path_(config.run.outputs + "/" + config.run.name),
-      stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {
+RunDirectory::RunDirectory(Comm& comm, const Config& config) : comm_(comm), place_(config) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_no_checkpoints_of_others();
-    made_ = !exists(path_, ExitCode::output);
-    make_directories(path_, ExitCode::output);
-    const std::optional<std::string> holder = read(lock_name);
-    if (holder && !holder->empty() && !is_lock_text(*holder))
-      throw Error(ExitCode::output, file(lock_name) + ": is not the lock file of a run; move it, or change run.name");
-    foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
+    place_.require_usable();
+    made_ = !exists(path(), ExitCode::output);
+    make_directories(path(), ExitCode::output);
+    made_lock_ = !exists(place_.lock(), ExitCode::output);
     lock();
-    made_lock_ = !holder;
   });
   if (comm_.size() > 1) require_in_sight();
-}
-
-/// Throws where another run has its checkpoints here or in a directory above.
-void RunDirectory::require_no_checkpoints_of_others() const {
-  const std::string own = canonical_path(path_, ExitCode::output);
-  for (std::string above = own;; above = directory_of(above)) {
-    const std::string owner = run_with_checkpoints_in(above);
-    if (!owner.empty())
-      throw Error(ExitCode::output,
-                  fmt::format("{}: {} the checkpoints of another run, {}: change run.name or run.outputs", path_,
-                              above == own ? "has" : "lies among", owner));
-    if (above == directory_of(above)) return;
-  }
 }
 
 RunDirectory::~RunDirectory() { remove_unused(); }
@@ -145,24 +85,19 @@ void RunDirectory::remove_unused() {
   if (!made_lock_) return;
   quietly([&] {
     if (!locks_.back().in_place()) return;
-    remove_file(file(lock_name), ExitCode::output);
-    if (made_) remove_empty_directory(path_, ExitCode::output);
+    remove_file(place_.lock(), ExitCode::output);
+    if (made_) remove_empty_directory(path(), ExitCode::output);
   });
 }
 
 void RunDirectory::lock() {
-  FileLock lock(file(lock_name), own_name(), ExitCode::output);
-  if (lock.held_by()) {
-    throw Error(ExitCode::output,
-                fmt::format("the output directory {}{} is in use by {}", path_,
-                            lock.held_elsewhere() ? ", or the run of which it is a copy by hard links," : "",
-                            lock.held_by()->empty() ? "another job" : *lock.held_by()));
-  }
+  FileLock lock(place_.lock(), own_name(), ExitCode::output);
+  if (lock.held_by()) throw place_.in_use(*lock.held_by(), lock.held_elsewhere());
   if (!lock.supported()) {
-    warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path_));
+    warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path()));
   }
   locks_.push_back(std::move(lock));
-  opened_ = open_directory(path_, ExitCode::output);
+  opened_ = open_directory(path(), ExitCode::output);
 }
 
 /// Every rank looks for a file that rank 0 makes. Its name is new, so that no directory of another node, and nothing
@@ -171,7 +106,7 @@ void RunDirectory::require_in_sight() {
   std::string mark;
   comm_.together([&] {
     if (!comm_.root()) return;
-    mark = fmt::format("{}.{:08x}", file(lock_name), std::random_device()());
+    mark = fmt::format("{}.{:08x}", place_.lock(), std::random_device()());
     create_file(mark, ExitCode::output);
   });
   mark = comm_.broadcast(mark);
@@ -199,68 +134,14 @@ void RunDirectory::require_appearance(const std::string& mark) const {
   if (seen) return;
   throw Error(ExitCode::output,
               fmt::format("{} does not see {}, which rank 0 has made: it must be on a file system that all nodes share",
-                          own, path_));
+                          own, path()));
 }
 
-/// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.
-bool RunDirectory::holds_a_run() const {
-  return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
-    if (name.starts_with(lock_name) || file(name) == stop_file_) return false;
-    return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
-           !list_directory(file(name), ExitCode::output).empty();
-  });
-}
-
-/// Whether a path has the name of what a run writes in its directory, or lies anywhere in one of its folders there.
-bool RunDirectory::is_own_file(const std::string& path) const {
-  const std::string folder = directory_of(path), name = name_of(path);
-  if (same_file(folder, path_, ExitCode::output)) {
-    const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
-    return name.starts_with(lock_name) || std::ranges::any_of(file_names, is_this) ||
-           std::ranges::any_of(folder_names, is_this);
-  }
-  for (std::string above = canonical_path(folder, ExitCode::output); above != directory_of(above);
-       above = directory_of(above)) {
-    const auto is_this = [&](const char* own) {
-      return same_file(above, file(own), ExitCode::output) ||
-             (name_of(above) == own && same_file(directory_of(above), path_, ExitCode::output));
-    };
-    if (std::ranges::any_of(folder_names, is_this)) return true;
-  }
-  return false;
-}
-
-/// Throws Error(usage) where no file of this name can ever be made.
-void require_possible_file(const std::string& path) {
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ExitCode::usage, fmt::format("stop.file = {}: {}", path, why));
-  };
-  if (path.ends_with('/')) refuse("ends in '/': name a file");
-  std::string above = directory_of(path);
-  FileKind found = FileKind::absent;
-  const auto look = [&] { found = kind_of(above, ExitCode::output); };
-  for (quietly(look); found == FileKind::absent && directory_of(above) != above; quietly(look))
-    above = directory_of(above);
-  if (found != FileKind::absent && found != FileKind::directory)
-    refuse(above + " is no directory, so that the file can never be made: name another");
-}
-
-void RunDirectory::require_free_stop_file() {
+void RunDirectory::require_free(const Config& config, const Continuation& continuation) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_possible_file(stop_file_);
-    if (is_own_file(stop_file_)) {
-      throw Error(
-          ExitCode::usage,
-          fmt::format("stop.file = {}: is one of the run's own files; name another, as outputs/stop", stop_file_));
-    }
-    const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
-    const bool empty_file = found == FileKind::regular && file_size(stop_file_, ExitCode::output) == 0;
-    if (found == FileKind::absent || empty_file) return;
-    throw Error(ExitCode::output,
-                fmt::format("{}: is the stop file, but not an empty one that a run might remove: move it, or name "
-                            "another as stop.file",
-                            stop_file_));
+    if (!continuation.complete) place_.require_free_stop_file();
+    place_.require_free_files(config, comm_.size(), continuation);
   });
 }
 
@@ -268,23 +149,23 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
   std::vector<std::string> lines;
   comm_.together([&] {
     if (!comm_.root()) return;
-    if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file_);
-    if (start == Start::anew && holds_a_run()) {
-      const bool asked_to_stop = exists(stop_file_, ExitCode::output);
-      const std::string kept = set_aside(path_, ExitCode::output);
+    if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
+    if (start == Start::anew && place_.holds_a_run()) {
+      const bool asked_to_stop = exists(stop_file(), ExitCode::output);
+      const std::string kept = set_aside(path(), ExitCode::output);
       lines.push_back("an earlier run of this name is kept as " + kept);
       if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
         warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
                          checkpoints(), kept));
-      make_directories(path_, ExitCode::output);
-      lock();  // keeps the old directory's lock too, for which another job may still be waiting
+      make_directories(path(), ExitCode::output);
+      lock();  // beside that of the old directory, for which another job may still be waiting
       // The stop file may have gone with the old directory.
-      if (asked_to_stop && !exists(stop_file_, ExitCode::output)) {
-        make_directories(directory_of(stop_file_), ExitCode::output);
-        create_file(stop_file_, ExitCode::output);
+      if (asked_to_stop && !exists(stop_file(), ExitCode::output)) {
+        make_directories(directory_of(stop_file()), ExitCode::output);
+        create_file(stop_file(), ExitCode::output);
       }
     }
-    if (foreign_) keep_foreign_files();
+    if (place_.is_foreign()) keep_foreign_files();
     keep_foreign_partials();
     made_ = made_lock_ = false;
   });
@@ -293,14 +174,14 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
 
 /// A stop file of the last run would end this one at once. Whoever makes one while this run starts wants it to stop.
 bool RunDirectory::remove_earlier_stop_file(double seconds) const {
-  if (!exists(stop_file_, ExitCode::output) || age_of(stop_file_) <= seconds) return false;
-  remove_file(stop_file_, ExitCode::output);
+  if (!exists(stop_file(), ExitCode::output) || age_of(stop_file()) <= seconds) return false;
+  remove_file(stop_file(), ExitCode::output);
   return true;
 }
 
 /// No run has been here: what has the name of a run's file is somebody's own.
 void RunDirectory::keep_foreign_files() const {
-  for (const char* name : file_names) {
+  for (const char* name : run_file_names) {
     for (const std::string& path : {file(name), partial_of(file(name))}) {
       if (kind_of_entry(path, ExitCode::output) == FileKind::absent) continue;
       warn(fmt::format("{}: is of no run; kept as {}", path, set_aside(path, ExitCode::output)));
@@ -310,13 +191,15 @@ void RunDirectory::keep_foreign_files() const {
 
 /// What writes of an earlier start that were cut short have left is told from a file of a user's only where it is HDF5.
 void RunDirectory::keep_foreign_partials() const {
-  for (const char* name : file_names) {
+  for (const char* name : run_file_names) {
     const std::string path = partial_of(file(name));
-    const bool is_text = std::string_view(name) != "trace.h5";
     if (kind_of_entry(path, ExitCode::output) != FileKind::regular) continue;
-    if (is_text ? file_size(path, ExitCode::output) == 0
-                : !h5::is_foreign_partial(path, trace_format, ExitCode::output))
-      continue;
+    bool own = false;  // not where it cannot be read
+    quietly([&] {
+      own = std::string_view(name) == "trace.h5" ? !h5::is_foreign_partial(path, trace_format, ExitCode::output)
+                                                 : file_size(path, ExitCode::output) == 0;
+    });
+    if (own) continue;
     warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
                      set_aside(path, ExitCode::output)));
   }
@@ -328,11 +211,11 @@ bool RunDirectory::keep() {
     const bool taken = is_taken();
     if (!taken && locks_.back().in_place()) return false;
     // Whoever runs there, or did, has left a lock file.
-    if (taken || has_file(file(lock_name), ExitCode::output)) {
+    if (taken || has_file(place_.lock(), ExitCode::output)) {
       move_beside();
-    } else if (names_file(path_, opened_, ExitCode::output)) {
+    } else if (names_file(path(), opened_, ExitCode::output)) {
       lock();
-      warn(fmt::format("{}: was removed while the run goes on; made again", file(lock_name)));
+      warn(fmt::format("{}: was removed while the run goes on; made again", place_.lock()));
       anew = false;
     } else {
       make_again();
@@ -349,20 +232,20 @@ bool RunDirectory::keep() {
 
 /// Whether the path names something that is no directory.
 bool RunDirectory::is_taken() const {
-  return kind_of(path_, ExitCode::output) != FileKind::directory &&
-         kind_of_entry(path_, ExitCode::output) != FileKind::absent;
+  return kind_of(path(), ExitCode::output) != FileKind::directory &&
+         kind_of_entry(path(), ExitCode::output) != FileKind::absent;
 }
 
 void RunDirectory::make_again() {
-  make_directories(path_, ExitCode::output);
+  make_directories(path(), ExitCode::output);
   lock();
-  warn(fmt::format("{}: was removed while the run goes on; made again", path_));
+  warn(fmt::format("{}: was removed while the run goes on; made again", path()));
 }
 
 /// Nothing of the other run is touched.
 void RunDirectory::move_beside() {
-  path_ = free_name(path_, ExitCode::output);
-  make_directories(path_, ExitCode::output);
+  place_.move_to(free_name(path(), ExitCode::output));
+  make_directories(path(), ExitCode::output);
   lock();
   displaced_ = true;
 }

@@ -8,19 +8,13 @@
 #include "src/base/file_lock.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
+#include "src/run/run_place.hpp"
 
 namespace nanorun {
-
-/// Throws if a run of the deck could never open its files: Error(usage) where the deck has relative paths and the
-/// working directory is gone, Error(output) or Error(checkpoint) where a path of the run's files is too long.
-void require_possible_paths(const Config& config);
 
 /// Collective. Throws Error(usage) on all ranks alike where the deck has relative paths that all ranks open, and a rank
 /// works in another directory than rank 0.
 void require_same_directory(Comm& comm, const Config& config);
-
-/// Reads a file that an earlier run has left; returns nothing where there is none. Throws Error(output).
-std::optional<std::string> text_of_run(const std::string& path);
 
 class RunDirectory {
  public:
@@ -33,18 +27,18 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  std::string heartbeats() const { return file("heartbeats"); }
-  std::string checkpoints() const { return file("checkpoints"); }
-  const std::string& stop_file() const { return stop_file_; }
+  const std::string& path() const { return place_.path(); }
+  std::string file(const std::string& name) const { return place_.file(name); }
+  std::string heartbeats() const { return place_.heartbeats(); }
+  std::string checkpoints() const { return place_.checkpoints(); }
+  const std::string& stop_file() const { return place_.stop_file(); }
 
   /// text_of_run() for a file in the directory.
   std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
-  /// Collective. Throws on all ranks alike: Error(usage) where the stop file has the path of a file that the run itself
-  /// writes, Error(output) where something has its path that begin() may not remove.
-  void require_free_stop_file();
+  /// Collective. Throws, on all ranks alike, the errors of RunPlace where something stands in the place of the stop
+  /// file or of the run's own files.
+  void require_free(const Config& config, const Continuation& continuation);
 
   /// How a run takes over the directory.
   enum class Start { resumed, anew };
@@ -69,27 +63,22 @@ class RunDirectory {
 
  private:
   void lock();
-  void require_no_checkpoints_of_others() const;
   bool is_taken() const;
   void make_again();
   void move_beside();
   void require_in_sight();
   void require_appearance(const std::string& mark) const;
   void remove_unused();
-  bool holds_a_run() const;
-  bool is_own_file(const std::string& path) const;
   bool remove_earlier_stop_file(double seconds) const;
   void keep_foreign_files() const;
   void keep_foreign_partials() const;
 
   Comm& comm_;
-  std::string path_;
-  std::string stop_file_;
+  RunPlace place_;
   std::vector<FileLock> locks_;  ///< on rank 0
   Descriptor opened_;            ///< on rank 0: the directory that was locked last
   bool made_ = false;            ///< this object has made the directory
   bool made_lock_ = false;       ///< this object has made the lock file, and no run has begun
-  bool foreign_ = false;         ///< no run has left a trace in the directory
   bool displaced_ = false;
   bool warned_ = false;
 };

@@ -41,8 +41,9 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   restore();
   const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
   checkpoints.set_provenance(provenance_attribute);
+  if (!complete) check_data();
+  directory.require_free(config, {.here = continues_here, .complete = complete});
   if (!complete) {
-    check_data();
     check_outputs();
     take_over_directory();
     write_deck();
@@ -117,13 +118,10 @@ void RunSetup::warm_up() {
 void RunSetup::examine_earlier(const std::optional<Progress>& found) {
   comm.together([&] {
     if (!comm.root()) return;
-    const bool automatic = config.checkpoint.restart == "auto";
-    continues_here = automatic || (found && checkpoints.continues_here());
-    const Earlier earlier =
-        automatic ? examine_earlier_run(directory.path(), config, checkpoints, found) : Earlier::none;
-    if (earlier == Earlier::begun) log.line("no checkpoint of this run is there: it begins again at step 1");
-    if (earlier == Earlier::ended) continues_here = false;
-    complete = earlier == Earlier::complete;
+    const Continuation continuation = examine_earlier_run(directory.path(), config, checkpoints, found);
+    if (continuation.again) log.line("no checkpoint of this run is there: it begins again at step 1");
+    continues_here = continuation.here;
+    complete = continuation.complete;
   });
   continues_here = comm.all_reduce(std::uint64_t{continues_here}, Reduce::max) != 0;
   complete = comm.all_reduce(std::uint64_t{complete}, Reduce::max) != 0;
@@ -191,8 +189,7 @@ void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string&
 }
 
 void RunSetup::check_outputs() {
-  directory.require_free_stop_file();
-  checkpoints.probe(progress.step, config.train.steps, learner.optimizer.slabs_to_fill());
+  checkpoints.probe(progress.step, config.train.steps, continues_here, learner.optimizer.slabs_to_fill());
   if (config.stop.walltime_seconds == 0) return;
   const double begin = context.seconds_since_start();
   const std::vector<Slab<float>> slabs = learner.optimizer.slabs();

@@ -49,10 +49,10 @@ std::vector<std::string> find_inputs(Comm& comm, const ShardOptions& options);
 /// new ones.
 std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options);
 
-/// For one rank. Copies a shard into a .bin file. The file equals the .bin file from which the shard was made; for a
-/// shard of text, the header has no further words. Verifies what it copies. Writes FILE.partial, which is renamed when
-/// complete. Throws Error(data) for the shard, and Error(output) for `bin`, also if it exists and is not to be
-/// overwritten.
+/// For one rank. Copies a shard into a .bin file. The file equals the .bin file from which the shard was made. If the
+/// shard was not made from one, the words of the header behind the token count are 0. Verifies what it copies. Writes
+/// FILE.partial, which is renamed when complete. Throws Error(data) for the shard, and Error(output) for `bin`, also if
+/// it exists and is not to be overwritten.
 void export_shard(const std::string& shard, const std::string& bin, Overwrite overwrite = Overwrite::no);
 
 /// The root attribute `format` of a file, by which the program's files say what they are; "" where it has none. Throws

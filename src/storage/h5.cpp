@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <utility>
 
@@ -82,10 +83,17 @@ void File::open_with(const Handle& access, const char* failure, const std::funct
   quietly([&] { device = state_of(path_, code_).device; });
   const bool known = !is_shared() && std::ranges::find(devices_without_locks, device) != devices_without_locks.end();
   if (known) check(H5Pset_file_locking(access.get(), false, true), "", "file locking");
-  hid_t id = is_shared() ? open() : open_patiently(open);
-  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
+  const auto lock_now = [&] {
     LockState state = LockState::free;
     quietly([&] { state = lock_state(path_, mode_ == Mode::read ? LockKind::shared : LockKind::exclusive, code_); });
+    return state;
+  };
+  const auto may_pass = [&](int error) {
+    return error == EINTR || error == ESTALE || (passes(error) && lock_now() == LockState::free);
+  };
+  hid_t id = is_shared() ? open() : open_patiently(open, may_pass);
+  if (const Reason reason = last_reason(); id < 0 && !is_shared() && !known && reason.error != 0) {
+    const LockState state = lock_now();
     if (state == LockState::held && passes(reason.error)) {
       throw Busy(code_, path_ + ": another program has it open, and HDF5's lock on it");
     }

@@ -56,12 +56,11 @@ Reason last_reason() {
   return reason;
 }
 
-hid_t open_patiently(const std::function<hid_t()>& open) {
+hid_t open_patiently(const std::function<hid_t()>& open, const std::function<bool(int error)>& passes) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   while (true) {
     const hid_t id = open();
-    const int error = id < 0 ? last_reason().error : 0;
-    if ((error != EINTR && error != ESTALE) || std::chrono::steady_clock::now() >= end) return id;
+    if (id >= 0 || std::chrono::steady_clock::now() >= end || !passes(last_reason().error)) return id;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }

@@ -33,9 +33,9 @@ struct Reason {
 };
 Reason last_reason();
 
-/// Calls `open`, and again for up to a second where it fails for a reason that passes, such as a signal or a moment
-/// without the network. Returns what the last call returned.
-hid_t open_patiently(const std::function<hid_t()>& open);
+/// Calls `open`, and again for up to a second as long as `passes` says of the errno that the reason of its failure
+/// passes. Returns what the last call returned.
+hid_t open_patiently(const std::function<hid_t()>& open, const std::function<bool(int error)>& passes);
 
 /// The version of the library that runs, "1.10.8".
 std::string version();

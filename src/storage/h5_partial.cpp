@@ -58,7 +58,7 @@ bool is_foreign(const File& file, const std::string& path, const std::string& fo
 }  // namespace
 
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code) {
-  if (kind_of_entry(path, code) != FileKind::regular) return false;
+  if (kind_of_entry(path, code) != FileKind::regular) return true;
   if (start_of(path, code) != signature) return !is_all_zeros(path, code);
   try {
     return is_foreign(File::open(path, {}, code), path, format);

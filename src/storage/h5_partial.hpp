@@ -7,9 +7,9 @@
 
 namespace nanorun::h5 {
 
-/// Whether a regular file with this name comes from another program. This program leaves HDF5 files whose root
-/// attribute `format` is `format`, and as remains of an interrupted write: empty files, files of zeros, HDF5 that
-/// cannot be opened, and HDF5 that holds nothing.
+/// Whether what has such a name is no file that the program has written: no regular file, or neither an HDF5 file of
+/// this format, by its root's attribute `format`, nor what is left of the writing of one: an empty file, zeros
+/// throughout, HDF5 that cannot be opened, or HDF5 that holds nothing at all.
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code);
 
 }  // namespace nanorun::h5

@@ -313,10 +313,11 @@ def apt_get(words):
 
 
 def spack(words):
-    known = ("env", "install", "repo", "dev-build", "spec", "audit", "-e")
+    known = ("env", "install", "repo", "mirror", "fetch", "test", "load", "uninstall", "dev-build", "spec", "audit",
+             "-e")
     require(words[1] in known, f"spack {words[1]} is not known to this test")
     for word in words[2:]:
-        if "/" in word or word.endswith(".yaml"):
+        if ("/" in word and not word.startswith("$PWD")) or word.endswith(".yaml"):
             require((ROOT / word).exists(), f"{word}: no such file")
         require(not word.startswith("+") or f'"{word[1:]}"' in recipe(), f"the recipe has no variant {word}")
 

@@ -58,6 +58,10 @@ class Commits(unittest.TestCase):
             self.skipTest("no history, or only a part of it")
         return set(self.git("rev-list", "HEAD").split())
 
+    def test_spack_names_versions_by_commit(self):
+        """A clone may lack tags, so that only main, a branch, goes without a commit."""
+        self.assertEqual(re.findall(r'^ *version\("([^"]+)"', recipe(), re.MULTILINE), ["main", *packaged()])
+
     def test_spack_has_the_commits_of_the_releases(self):
         known = self.history()
         for version, commit in packaged().items():

@@ -1,5 +1,6 @@
 """A dry run says with which checkpoint the run begins, and why it would be refused: the run then does just that."""
 
+import os
 import shutil
 
 from harness import FaultTest, Job, restarted_from, small_run
@@ -26,6 +27,19 @@ class DryRun(FaultTest):
         self.assertEqual(said, [])
         message, = self.train(1, *STEPS, *overrides, code=code).messages()
         self.assertEqual(planned, ["warning: " + message.removeprefix("nanorun: ") + "\n"])
+
+    def assert_ends_alike(self, *overrides, code, wrapper=()):
+        """The plan is printed, and then the dry run ends as the run does, with the message that is returned."""
+        before = self.content()
+        ranks = None if wrapper else 1  # mpirun takes no rank of another user
+        planned = Job(self.folder, ranks, ["train", "deck.toml", "--dry-run", *STEPS, *overrides], wrapper)
+        self.assertEqual(planned.wait(), code, planned.text())
+        self.assertIn("bytes sent per rank", planned.text())
+        self.assertEqual(self.content(), before)
+        started = self.train(ranks, *STEPS, *overrides, code=code, wrapper=wrapper)
+        self.assert_refused(started)
+        self.assertEqual(started.messages(), planned.messages())
+        return planned.messages()[0]
 
     def assert_continues(self, step, *overrides):
         before = self.content()
@@ -82,7 +96,86 @@ class DryRun(FaultTest):
         other = self.folder / "outputs" / "other"
         other.mkdir()
         (other / "checkpoints").symlink_to(self.run_folder() / "checkpoints")
-        self.assert_refused_alike("run.name=other", code=4)
+        self.assert_ends_alike("run.name=other", code=4)
+        self.assert_ends_alike("run.outputs=outputs/run", "run.name=checkpoints", code=7)
+        self.assert_ends_alike("run.outputs=outputs/run/checkpoints", "run.name=new", code=7)
+
+    def test_what_stands_in_the_way(self):
+        """Under every name that the run needs, of whatever kind."""
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        (self.folder / "precious").write_text("precious")
+        kinds = {"a symbolic link": lambda path: path.symlink_to(self.folder / "precious"),
+                 "a directory": lambda path: path.mkdir(), "a device, FIFO or socket": os.mkfifo}
+        needed = [("checkpoints/checkpoint_00000006.h5.partial", 4), ("lock", 7), ("heartbeats", 7), ("heartbeats/0", 7),
+                  *((name, 7) for name in ("deck.toml", "deck.toml.partial", "log.txt", "metrics.jsonl", "summary.json",
+                                           "summary.json.partial", "trace.h5", "trace.h5.partial", "trace.json"))]
+        for number, (name, code) in enumerate(needed):
+            with self.subTest(name):
+                kind, make = list(kinds.items())[number % 3 if name != "heartbeats" else 0]
+                path, aside = self.run_folder() / name, self.folder / "aside"
+                path.parent.mkdir(exist_ok=True)
+                if path.exists():
+                    path.rename(aside)
+                make(path)
+                message = self.assert_ends_alike("trace.json_steps=[4]", code=code)
+                self.assertIn(f"outputs/run/{name}: ", message)
+                self.assertTrue(message.endswith(": move it away"), message)
+                if name != "heartbeats/0":
+                    self.assertIn(f": {kind} stands where", message)
+                path.rmdir() if kind == "a directory" else path.unlink()
+                if aside.exists():
+                    aside.rename(path)
+        self.assertEqual((self.folder / "precious").read_text(), "precious")
+        self.train(1, *STEPS, "trace.json_steps=[4]")
+
+    def test_what_is_set_aside_is_in_nobodys_way(self):
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        (self.run_folder() / "trace.h5.partial").mkdir()
+        (self.run_folder() / "heartbeats").symlink_to(self.folder)
+        self.dry("checkpoint.restart=none")
+        self.train(1, *STEPS, "checkpoint.restart=none")
+
+    def test_stop_file(self):
+        for file in ("outputs/run/trace.h5", "outputs/run/heartbeats/new", "deck.toml/stop"):
+            self.assert_ends_alike(f"stop.file={file}", code=2)
+        self.assert_ends_alike("stop.file=deck.toml", code=7)
+
+    def test_directories_that_cannot_be_written(self):
+        user = () if os.getuid() else ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        self.folder.chmod(0o755)
+        for name, code in (("outputs", 7), ("outputs/run", 7), ("outputs/run/checkpoints", 4)):
+            with self.subTest(name):
+                locked = self.folder / name
+                locked.mkdir(exist_ok=True)
+                for path in [self.folder / "outputs", *(self.folder / "outputs").rglob("*")]:
+                    path.chmod(0o777)
+                locked.chmod(0o555)
+                self.assertIn("Permission denied", self.assert_ends_alike(code=code, wrapper=user))
+                locked.chmod(0o777)
+
+    def test_on_two_ranks(self):
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        (self.run_folder() / "heartbeats").mkdir()
+        (self.run_folder() / "heartbeats/1").mkdir()
+        refused = Job(self.folder, 2, ["train", "deck.toml", "--dry-run", *STEPS])
+        self.assertEqual(refused.wait(), 7, refused.text())
+        self.assert_refused(refused, "outputs/run/heartbeats/1: is not a regular file: move it away")
+        self.assertEqual(self.train(2, *STEPS, code=7).messages(), refused.messages())
+        self.dry()
+
+    def test_what_passes_is_warned_of(self):
+        """Another job in the directory, and too little space: the run may start later."""
+        live = self.start(1, "train.steps=100000", "validation.tokens=0")
+        live.until_step(2)
+        warning, = self.dry()[0]
+        self.assertRegex(warning, "warning: the output directory outputs/run is in use by process .*")
+        live.kill()
+        limited = ("sh", "-c", 'ulimit -f 20000; exec "$@"', "sh")
+        job = Job(self.folder, None, ["train", "deck.toml", "--dry-run", *STEPS, "run.name=large", "model.width=512",
+                                      "model.heads=32"], limited)
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assertRegex(job.text(), "warning: outputs/large/checkpoints: a checkpoint needs .* limit")
+        self.assertFalse((self.folder / "outputs/large").exists())
 
     def test_finished(self):
         self.begin()

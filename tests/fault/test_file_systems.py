@@ -79,6 +79,25 @@ class FileSystems(FaultTest):
                     self.verify("outputs/run/checkpoints/checkpoint_00000012.h5")
                     shutil.rmtree(self.folder / "outputs")
 
+    def test_locks_refused_for_a_moment(self):
+        """As of a server that is short of locks, or of a program that has just closed the file: nobody holds them."""
+        for error in ("ENOLCK", "EAGAIN"):
+            for call in (1, 2, 3, 4):
+                with self.subTest(error=error, call=call):
+                    job = self.train(None, "checkpoint.every=4", wrapper=self.failing("flock", f"{error}:when={call}"))
+                    self.assertEqual(job.messages(), [])
+                    self.assertIn("INJECTED", (self.folder / "strace").read_text())
+                    self.assert_traced("outputs/run/trace.h5", 12)
+                    self.verify("outputs/run/checkpoints/checkpoint_00000012.h5")
+                    shutil.rmtree(self.folder / "outputs")
+
+    def test_locks_refused_for_ever(self):
+        """Another holder is told from a file system without locks, and neither is waited for."""
+        for error, code, said in (("EAGAIN", 3, "data.h5: another program has it open, and HDF5's lock on it"),
+                                  ("ENOLCK", 0, "no locks on this file system; nothing keeps a second job away")):
+            with self.subTest(error=error):
+                self.assert_refused(self.train(None, wrapper=self.failing("flock", error), code=code), said)
+
     def test_trace_that_fails(self):
         """What is lost is said with the error, of which no other program is the cause."""
         for call, said in (("pwrite64", "trace.h5: "), ("fallocate", "trace.h5: cannot be given space: ")):

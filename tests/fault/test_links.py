@@ -76,12 +76,15 @@ class Links(FaultTest):
     def test_files_of_others_among_the_heartbeats_stay(self):
         heartbeats = self.run_folder() / "heartbeats"
         heartbeats.mkdir(parents=True)
-        (heartbeats / "7").write_text("precious")
-        self.assert_refused(self.train(2, code=7), "outputs/run/heartbeats/7: is no heartbeat of a run")
+        (heartbeats / "1").write_text("precious")
+        self.assert_refused(self.train(2, code=7), "outputs/run/heartbeats/1: is no heartbeat of a run: move it away")
+        self.assertEqual((heartbeats / "1").read_text(), "precious")
+        (heartbeats / "1").rename(heartbeats / "7")  # which no rank needs
+        self.assert_refused(self.train(2), "outputs/run/heartbeats: no heartbeats of a run, and left alone: 7")
         self.assertEqual((heartbeats / "7").read_text(), "precious")
         (heartbeats / "7").write_text(f"{3:>20} {5:>20} 1 {2:>20}\n")  # a job that crashed left it
         (heartbeats / "8").touch()
-        self.train(2)
+        self.train(2, "train.steps=14")
         self.assertFalse(heartbeats.exists())
 
     def test_checkpoints_on_another_file_system(self):
@@ -241,6 +244,44 @@ class Links(FaultTest):
         shutil.copy(self.run_folder() / "trace.h5", self.run_folder() / "trace.h5.partial")
         self.assertNotIn("trace.h5.partial", self.train(1, "train.steps=14").text())
         self.assertFalse((self.run_folder() / "trace.h5.partial").exists())
+
+    def stand(self, name, kind):
+        """Puts something that is no file in the place of one in the run's directory."""
+        path = self.run_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "link":
+            path.symlink_to(self.folder / "precious")
+        elif kind == "FIFO":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+        return path
+
+    def test_what_stands_where_nothing_is_written_is_left_alone(self):
+        self.train(1, *EVERY, "stop.step=4", code=75)
+        (self.folder / "precious").write_text("precious")
+        paths = [self.stand(*given) for given in (
+            ("checkpoints/checkpoint_00000999.h5.partial", "link"), ("checkpoints/checkpoint_00000003.h5.partial", "FIFO"),
+            ("checkpoints/checkpoint_00000888.h5.partial", "directory"), ("trace.json", "link"),
+            ("trace.json.partial", "directory"), ("log.txt.partial", "link"), ("heartbeats/3", "link"))]
+        before = [path.lstat() for path in paths]
+        said = self.train(1, *EVERY).messages()
+        self.assertEqual([line.split("nanorun's; ")[-1] for line in said if "no checkpoint" in line],
+                         ["a device, FIFO or socket is kept", "a directory is kept", "a symbolic link is kept"])
+        self.assertIn("nanorun: warning: outputs/run/heartbeats: no heartbeats of a run, and left alone: 3", said)
+        self.assertEqual(len(said), 4, said)
+        self.assertEqual([path.lstat().st_ino for path in paths], [stat.st_ino for stat in before])
+        self.assertEqual((self.folder / "precious").read_text(), "precious")
+
+    def test_a_stop_saves_where_something_stands(self):
+        """At a step whose name the run did not need: what stands there is kept under another name."""
+        (self.folder / "precious").write_text("precious")
+        path = self.stand("checkpoints/checkpoint_00000005.h5.partial", "link")
+        job = self.train(2, "checkpoint.every=4", "stop.step=5", code=75)
+        self.assertIn(f"a symbolic link is kept as outputs/run/checkpoints/{path.name}.1", job.text())
+        self.assertTrue(path.with_name(f"{path.name}.1").is_symlink())
+        self.assertEqual((self.folder / "precious").read_text(), "precious")
+        self.verify(self.checkpoint(5))
 
     def test_unfinished_files_of_other_programs_are_kept(self):
         """Whatever begins like a file of the program's, or is HDF5 of another kind."""

@@ -34,7 +34,7 @@ class Nanorun(CMakePackage, CudaPackage):
     depends_on("tomlplusplus")
     depends_on("cli11")
     depends_on("nlohmann-json")
-    depends_on("pcre2 +jit")
+    depends_on("pcre2 +jit", when="@0.2.1:")
     depends_on("googletest", type="build", when="+tests")
     depends_on("python@3.11:", type="build", when="+tests")
 
@@ -51,3 +51,8 @@ class Nanorun(CMakePackage, CudaPackage):
             self.define_from_variant("NANORUN_CUDA", "cuda"),
             self.define_from_variant("NANORUN_TESTS", "tests"),
         ]
+
+    def test_dry_run(self):
+        """The installed program plans the training of an installed deck."""
+        nanorun = which(self.prefix.bin.nanorun, required=True)
+        nanorun("train", "--dry-run", self.prefix.share.nanorun.inputs.join("quickstart.toml"))

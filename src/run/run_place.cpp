@@ -1,0 +1,189 @@
+#include "src/run/run_place.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "src/base/error.hpp"
+#include "src/base/file_lock.hpp"
+#include "src/base/files_own.hpp"
+#include "src/base/output_file.hpp"
+#include "src/comm/watchdog.hpp"
+#include "src/run/checkpoint_link.hpp"
+#include "src/run/lock_text.hpp"
+
+namespace nanorun {
+
+namespace {
+
+constexpr const char* lock_name = "lock";
+constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
+constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that text_of_run() takes
+
+/// Whether the run writes the file, which is one of run_file_names.
+bool needs(const Config& config, std::string_view name) {
+  if (name == "trace.h5") return config.trace.enabled;
+  return name != "trace.json" || (config.trace.enabled && !config.trace.json_steps.empty());
+}
+
+/// Files to which the run appends; it replaces the others.
+bool grows(std::string_view name) { return name == "log.txt" || name == "metrics.jsonl"; }
+
+/// Throws where the run could not write the file, in its place or by way of its partial file.
+void require_free_file(const std::string& path, bool appends) {
+  require_own_place(path, FileKind::regular, ExitCode::output);
+  const bool there = kind_of_entry(path, ExitCode::output) == FileKind::regular;
+  if (there && appends) require_writable(path, ExitCode::output);
+  const bool replaced =
+      !appends || (there && links_of(open_to_read(path, ExitCode::output), path, ExitCode::output) > 1);
+  if (replaced) require_own_place(partial_of(path), FileKind::regular, ExitCode::output);
+}
+
+/// Also of directories that are not there yet.
+bool is_same_directory(const std::string& a, const std::string& b) {
+  return same_file(a, b, ExitCode::output) ||
+         canonical_path(a, ExitCode::output) == canonical_path(b, ExitCode::output);
+}
+
+/// Throws Error(usage) where no file of this name can ever be made.
+void require_possible_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ExitCode::usage, fmt::format("stop.file = {}: {}", path, why));
+  };
+  if (path.ends_with('/')) refuse("ends in '/': name a file");
+  std::string above = directory_of(path);
+  FileKind found = FileKind::absent;
+  const auto look = [&] { found = kind_of(above, ExitCode::output); };
+  for (quietly(look); found == FileKind::absent && directory_of(above) != above; quietly(look))
+    above = directory_of(above);
+  if (found != FileKind::absent && found != FileKind::directory)
+    refuse(above + " is no directory, so that the file can never be made: name another");
+}
+
+}  // namespace
+
+std::optional<std::string> text_of_run(const std::string& path) {
+  require_own_place(path, FileKind::regular, ExitCode::output);
+  if (!exists(path, ExitCode::output)) return std::nullopt;
+  return read_text(path, max_text, ExitCode::output);
+}
+
+std::vector<std::string> relative_keys(const Config& config) {
+  std::vector<std::string> keys;
+  const auto look = [&](const char* key, const std::vector<std::string>& paths) {
+    if (std::ranges::any_of(paths, [](const std::string& path) { return !path.starts_with('/'); })) keys.push_back(key);
+  };
+  look("run.outputs", {config.run.outputs});
+  look("data.train", config.data.train);
+  if (config.validation.tokens > 0) look("data.validation", config.data.validation);
+  const std::string& restart = config.checkpoint.restart;
+  if (restart != "auto" && restart != "none") look("checkpoint.restart", {restart});
+  if (!config.checkpoint.weights.empty()) look("checkpoint.weights", {config.checkpoint.weights});
+  return keys;
+}
+
+void require_possible_paths(const Config& config) {
+  if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
+  // The longest name that the program gives, to a file in checkpoints/.
+  require_possible_path(RunPlace(config).checkpoints() + "/checkpoint_2147483647.h5.partial", ExitCode::output);
+  require_possible_path(config.stop.file, ExitCode::output);
+  require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
+  require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
+}
+
+RunPlace::RunPlace(const Config& config)
+    : path_(config.run.outputs + "/" + config.run.name),
+      stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {}
+
+std::string RunPlace::lock() const { return file(lock_name); }
+
+void RunPlace::require_usable() {
+  require_no_checkpoints_of_others();
+  require_possible_directory(path_, ExitCode::output);
+  const std::optional<std::string> holder = text_of_run(lock());
+  if (holder && !holder->empty() && !is_lock_text(*holder))
+    throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
+  if (holder) require_writable(lock(), ExitCode::output);
+  foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
+}
+
+/// Throws where another run has its checkpoints here or in a directory above.
+void RunPlace::require_no_checkpoints_of_others() const {
+  const std::string own = canonical_path(path_, ExitCode::output);
+  for (std::string above = own;; above = directory_of(above)) {
+    const std::string owner = run_with_checkpoints_in(above);
+    if (!owner.empty())
+      throw Error(ExitCode::output,
+                  fmt::format("{}: {} the checkpoints of another run, {}: change run.name or run.outputs", path_,
+                              above == own ? "has" : "lies among", owner));
+    if (above == directory_of(above)) return;
+  }
+}
+
+void RunPlace::require_unlocked() const {
+  const std::optional<std::string> holder = text_of_run(lock());
+  if (!holder || lock_state(lock(), LockKind::shared, ExitCode::output) != LockState::held) return;
+  const std::uint64_t links = links_of(open_to_read(lock(), ExitCode::output), lock(), ExitCode::output);
+  throw in_use(*holder, links > 1);
+}
+
+Error RunPlace::in_use(const std::string& holder, bool elsewhere) const {
+  return {ExitCode::output, fmt::format("the output directory {}{} is in use by {}", path_,
+                                        elsewhere ? ", or the run of which it is a copy by hard links," : "",
+                                        holder.empty() ? "another job" : holder)};
+}
+
+void RunPlace::require_free_stop_file() const {
+  require_possible_file(stop_file_);
+  if (is_own_file(stop_file_)) {
+    throw Error(
+        ExitCode::usage,
+        fmt::format("stop.file = {}: is one of the run's own files; name another, as outputs/stop", stop_file_));
+  }
+  const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
+  const bool empty_file = found == FileKind::regular && file_size(stop_file_, ExitCode::output) == 0;
+  if (found == FileKind::absent || empty_file) return;
+  throw Error(ExitCode::output,
+              fmt::format("{}: is the stop file, but not an empty one that a run might remove: move it, or name "
+                          "another as stop.file",
+                          stop_file_));
+}
+
+/// Whether a path has the name of what a run writes in its directory, or lies anywhere in one of its folders there.
+bool RunPlace::is_own_file(const std::string& path) const {
+  const std::string folder = directory_of(path), name = name_of(path);
+  if (is_same_directory(folder, path_)) {
+    const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
+    return name.starts_with(lock_name) || std::ranges::any_of(run_file_names, is_this) ||
+           std::ranges::any_of(folder_names, is_this);
+  }
+  for (std::string above = canonical_path(folder, ExitCode::output); above != directory_of(above);
+       above = directory_of(above)) {
+    const auto is_this = [&](const char* own) {
+      return is_same_directory(above, file(own)) ||
+             (name_of(above) == own && is_same_directory(directory_of(above), path_));
+    };
+    if (std::ranges::any_of(folder_names, is_this)) return true;
+  }
+  return false;
+}
+
+void RunPlace::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
+  const bool complete = continuation.complete;
+  if (!complete && !continuation.here && holds_a_run()) return;  // all of it is set aside
+  for (const char* name : run_file_names) {
+    if (foreign_ || !needs(config, name) || (complete && std::string_view(name) != "log.txt")) continue;
+    require_free_file(file(name), grows(name));
+  }
+  if (!complete) Watchdog::require_free_heartbeats(heartbeats(), ranks);
+}
+
+bool RunPlace::holds_a_run() const {
+  return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
+    if (name.starts_with(lock_name) || file(name) == stop_file_) return false;
+    return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
+           !list_directory(file(name), ExitCode::output).empty();
+  });
+}
+
+}  // namespace nanorun

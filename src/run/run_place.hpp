@@ -1,0 +1,74 @@
+#pragma once
+// Where everything that a run writes lies, outputs/<name>, and what there may keep the run from it. A start takes these
+// looks before it changes anything; a dry run takes them alone. All of this is for one rank, and changes nothing.
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/error.hpp"
+#include "src/config/config.hpp"
+#include "src/run/earlier_run.hpp"
+
+namespace nanorun {
+
+/// What a run writes in its directory, beside its lock and its folders.
+inline constexpr std::array<const char*, 6> run_file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
+                                                              "summary.json", "trace.h5", "trace.json"};
+
+/// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
+std::optional<std::string> text_of_run(const std::string& path);
+
+/// Keys of the deck with relative paths at which all ranks look.
+std::vector<std::string> relative_keys(const Config& config);
+
+/// Throws where a run of the deck could never open its files: Error(usage) if the deck has relative paths and the
+/// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long.
+void require_possible_paths(const Config& config);
+
+class RunPlace {
+ public:
+  explicit RunPlace(const Config& config);
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  std::string lock() const;
+  std::string heartbeats() const { return file("heartbeats"); }
+  std::string checkpoints() const { return file("checkpoints"); }
+  const std::string& stop_file() const { return stop_file_; }
+  /// Goes on with another directory; the stop file stays.
+  void move_to(std::string path) { path_ = std::move(path); }
+
+  /// Throws Error(output) where the directory has, or lies among, the checkpoints of another run, where it cannot be
+  /// made or written, or where something else has the name of its lock file. Finds out what is_foreign() says.
+  void require_usable();
+  /// Whether no run had left a trace in the directory, so that all in it is somebody's own.
+  bool is_foreign() const { return foreign_; }
+  /// Throws Error(output) where another job holds the lock.
+  void require_unlocked() const;
+  /// The error of require_unlocked(). `holder`: what the lock file says. `elsewhere`: the lock file has further hard
+  /// links, by one of which the job may know it.
+  Error in_use(const std::string& holder, bool elsewhere) const;
+
+  /// Throws Error(usage) where no stop file can be made under its path, or the path is that of a file which the run
+  /// itself writes; Error(output) where something is there that a run may not remove.
+  void require_free_stop_file() const;
+  /// Throws Error(output) where anything but a file that the run may write stands under a name that the run on so many
+  /// ranks needs. What the run sets aside before it writes is no obstacle.
+  void require_free_files(const Config& config, int ranks, const Continuation& continuation) const;
+
+  /// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.
+  bool holds_a_run() const;
+
+ private:
+  void require_no_checkpoints_of_others() const;
+  bool is_own_file(const std::string& path) const;
+
+  std::string path_;
+  std::string stop_file_;
+  bool foreign_ = false;
+};
+
+}  // namespace nanorun
