@@ -109,15 +109,16 @@ KOKKOS_FUNCTION void probabilities(const Team& team, Mat<T> p, const AttentionCo
   });
 }
 
-/// out[i] = factor[i,h] x[i], or out[i] += factor[i,h] x[i] with `add`
+/// out[i] = factor[i,h] x[i], or += with Output::accumulate
 template <class T>
-KOKKOS_FUNCTION void scale_rows(const Team& team, Mat<T> out, Mat<T> x, Mat<const T> factor, int h, bool add) {
+KOKKOS_FUNCTION void scale_rows(const Team& team, Mat<T> out, Mat<T> x, Mat<const T> factor, int h, Output output) {
+  const bool adds = output == Output::accumulate;
   for_rows(team, out.rows, [=](int i) {
     const T f = factor.row(i)[h];
     const T* const from = x.row(i);
     T* const to = out.row(i);
 #pragma omp simd
-    for (int j = 0; j < out.cols; ++j) to[j] = f * from[j] + (add ? to[j] : 0);
+    for (int j = 0; j < out.cols; ++j) to[j] = f * from[j] + (adds ? to[j] : 0);
   });
 }
 
@@ -139,7 +140,7 @@ KOKKOS_FUNCTION void compose(const Team& team, Mat<T> a, Mat<T> p, const Attenti
   });
   for (int h = 0; h < heads; ++h) {
     probabilities(team, p, dc, b, h);
-    scale_rows<T>(team, a, p, scratch.w1, h, h > 0);
+    scale_rows<T>(team, a, p, scratch.w1, h, accumulate_if(h > 0));
   }
 }
 
@@ -157,7 +158,7 @@ KOKKOS_FUNCTION void forward_block(const Team& team, Mat<T> out, Mat<const T> y,
     });
   }
   for (int h = 0; h < heads; ++h) {
-    scale_rows<T>(team, p, a, dc.w2.row_block(b.first, b.rows), h, /*add=*/false);
+    scale_rows<T>(team, p, a, dc.w2.row_block(b.first, b.rows), h, Output::overwrite);
     gemm<T>(team, Op::none, Op::none, 1, p, b.keys_of(dc.in.v, heads, h), 1, b.queries_of(out, heads, h));
   }
 }
@@ -172,9 +173,9 @@ KOKKOS_FUNCTION void values_backward(const Team& team, Mat<T> d_a, Mat<T> a, Mat
   for (int h = 0; h < heads; ++h) {
     const Mat<const T> d_out_h = b.queries_of(d_out, heads, h);
     gemm<T>(team, Op::none, Op::transpose, 1, d_out_h, b.keys_of(dc.in.v, heads, h), 0, e);
-    scale_rows<T>(team, d_a, e, w2, h, h > 0);
+    scale_rows<T>(team, d_a, e, w2, h, accumulate_if(h > 0));
     for_rows(team, b.rows, [=](int i) { d.d_w2.row(b.first + i)[h] += dot(a.row(i), e.row(i), a.cols); });
-    scale_rows<T>(team, p, a, w2, h, /*add=*/false);
+    scale_rows<T>(team, p, a, w2, h, Output::overwrite);
     gemm<T>(team, Op::transpose, Op::none, 1, p, d_out_h, 1, b.keys_of(d.d_v, heads, h));
   }
 }
