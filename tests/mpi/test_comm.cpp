@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "src/base/error.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
@@ -30,18 +32,29 @@ TEST(Comm, BroadcastAndGather) {
   for (int r = 0; r < comm.size(); ++r) EXPECT_EQ(ranks[r], r);
 }
 
-/// Rank r sends r - s numbers to rank s < r, none to others.
-TEST(Comm, AllToAllSendsEachRankItsPart) {
+TEST(Comm, AllGatherKeepsTheOrderOfTheRanks) {
   Comm& comm = test_comm();
-  std::vector<std::vector<std::int32_t>> parts(comm.size());
-  for (int s = 0; s < comm.rank(); ++s) parts[s].assign(comm.rank() - s, 100 * comm.rank() + s);
-  const std::vector<std::span<const std::int32_t>> out(parts.begin(), parts.end());
-  const std::vector<std::vector<std::int32_t>> in = comm.all_to_all(out);
-  ASSERT_EQ(in.size(), static_cast<std::size_t>(comm.size()));
-  for (int r = 0; r < comm.size(); ++r) {
-    const int count = std::max(0, r - comm.rank());
-    EXPECT_EQ(in[r], std::vector<std::int32_t>(count, 100 * r + comm.rank())) << r;
+  const std::vector<std::uint64_t> own = {10u + comm.rank(), 100u + comm.rank(), 1000u + comm.rank()};
+  const std::vector<std::uint64_t> all = comm.all_gather(std::span<const std::uint64_t>(own));
+  ASSERT_EQ(all.size(), 3u * comm.size());
+  for (std::uint64_t r = 0; r < static_cast<std::uint64_t>(comm.size()); ++r) {
+    EXPECT_EQ(std::vector<std::uint64_t>(&all[3 * r], &all[3 * r] + 3),
+              (std::vector<std::uint64_t>{10 + r, 100 + r, 1000 + r}));
   }
+}
+
+/// Ranks of one color, in the order of the key; none where it is negative.
+TEST(Comm, SplitGivesEachColorItsRanks) {
+  Comm& comm = test_comm();
+  const std::unique_ptr<Comm> part = comm.split(comm.rank() % 2 == 0 ? 0 : -1, -comm.rank());
+  if (comm.rank() % 2 == 1) {
+    EXPECT_EQ(part, nullptr);
+    return;
+  }
+  EXPECT_EQ(part->size(), (comm.size() + 1) / 2);
+  EXPECT_EQ(part->rank(), (comm.size() - 1 - comm.rank()) / 2);
+  EXPECT_EQ(part->name(), comm.name());
+  EXPECT_EQ(part->all_reduce(1.0, Reduce::sum), part->size());
 }
 
 TEST(Comm, TogetherGivesEveryRankTheErrorOfTheLowestRank) {

@@ -136,7 +136,7 @@ void check_owned_rows(const ParameterTable& table) {
         }
       }
     }
-    EXPECT_EQ(covered, table.size()) << ranks << " ranks";
+    EXPECT_EQ(covered, table.size()) << layout.ranks() << " ranks";
   }
 }
 
