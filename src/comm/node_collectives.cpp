@@ -8,9 +8,9 @@ NodeCollectives::NodeCollectives(const Comm& comm, kernels::Stream stream, const
       size_(comm.size()),
       stream_(stream),
       wire_(wire),
-      transport_(std::move(transport)),
       outgoing_(Transport::incoming_bytes, "the buffers of collectives",
-                "lower train.length (with stages stage.N.length)") {
+                "lower train.length (with stages stage.N.length)"),
+      transport_(std::move(transport)) {
   messages_.reserve(size_);
 }
 

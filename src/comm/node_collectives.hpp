@@ -61,8 +61,8 @@ class NodeCollectives {
   int rank_, size_;
   kernels::Stream stream_;
   kernels::Wire wire_;
+  Arena outgoing_;  ///< gradients on their way out; outlives the transport, which ends what is under way
   std::unique_ptr<Transport> transport_;
-  Arena outgoing_;  ///< gradients on their way out
   std::vector<Message> messages_;
   int set_ = 0;  ///< set of slots for the next exchange of gradients
   Traffic sent_;

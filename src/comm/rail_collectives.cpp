@@ -15,8 +15,8 @@ RailCollectives::RailCollectives(const Comm& comm, kernels::Stream stream, const
       stream_(stream),
       wire_(wire),
       rounds_(circulant_rounds(comm.size())),
-      transport_(std::move(transport)),
-      outgoing_(outgoing_bytes(), "the buffers of collectives", "lower train.length (with stages stage.N.length)") {}
+      outgoing_(outgoing_bytes(), "the buffers of collectives", "lower train.length (with stages stage.N.length)"),
+      transport_(std::move(transport)) {}
 
 void RailCollectives::exchange(Payload payload) {
   transport_->exchange(payload, messages_);

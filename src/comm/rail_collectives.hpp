@@ -62,8 +62,8 @@ class RailCollectives {
   kernels::Stream stream_;
   kernels::Wire wire_;
   std::vector<CirculantRound> rounds_;
+  Arena outgoing_;  ///< gradients on their way out; outlives the transport, which ends what is under way
   std::unique_ptr<Transport> transport_;
-  Arena outgoing_;  ///< gradients on their way out
   std::vector<Message> messages_;
   Traffic sent_;
 };
