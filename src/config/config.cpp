@@ -286,7 +286,7 @@ int padded_vocabulary(const ModelConfig& model) { return kernels::ceil_div(model
 
 int turning_pairs(const ModelConfig& model) { return model.head_dim / (model.rotary == RotaryKind::full ? 2 : 4); }
 
-kernels::LmHeadPrecision head_precision(const Config& config) {
+kernels::LmHeadPrecision lm_head_precision(const Config& config) {
   const LmHeadChoice choice = config.head.precision;
   const bool fp8 = choice == LmHeadChoice::fp8 || (choice == LmHeadChoice::automatic && !computes_in_fp32);
   return fp8 ? kernels::LmHeadPrecision::fp8 : kernels::LmHeadPrecision::working;

@@ -219,7 +219,7 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
 template <class T>
 void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const kernels::LmHeadPrecision precision = training() ? head_precision(config) : kernels::LmHeadPrecision::working;
+  const kernels::LmHeadPrecision precision = training() ? lm_head_precision(config) : kernels::LmHeadPrecision::working;
   const std::size_t bytes =
       std::max({allocate_scratch(config, {}),
                 ops::lm_head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
