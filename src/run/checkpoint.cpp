@@ -195,7 +195,7 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-void Checkpoints::require_place() const {
+void Checkpoints::require_usable_directory() const {
   if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
     CheckpointLink::examine(directory_);
   } else {
@@ -351,7 +351,7 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_place();
+    require_usable_directory();
     link_.enter(directory_);
   });
   return choose(slabs);

@@ -49,7 +49,7 @@ class Checkpoints {
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
   /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
   /// checkpoint.restart = "auto" would go on. Changes nothing.
-  void require_place() const;
+  void require_usable_directory() const;
 
   /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
   /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
@@ -80,7 +80,7 @@ class Checkpoints {
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
   /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
-  /// directory and trusts require_place(). The slabs need no memory.
+  /// directory and trusts require_usable_directory(). The slabs need no memory.
   std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
 
   /// Path of the checkpoint that restore() or plan_restore() has found; empty if there is none.

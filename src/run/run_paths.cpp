@@ -1,4 +1,4 @@
-#include "src/run/run_place.hpp"
+#include "src/run/run_paths.hpp"
 
 #include <algorithm>
 #include <array>
@@ -85,19 +85,19 @@ std::vector<std::string> relative_keys(const Config& config) {
 void require_possible_paths(const Config& config) {
   if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
   // The longest name that the program gives, to a file in checkpoints/.
-  require_possible_path(RunPlace(config).checkpoints() + "/checkpoint_2147483647.h5.partial", ExitCode::output);
+  require_possible_path(RunPaths(config).checkpoints() + "/checkpoint_2147483647.h5.partial", ExitCode::output);
   require_possible_path(config.stop.file, ExitCode::output);
   require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
   require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
 }
 
-RunPlace::RunPlace(const Config& config)
+RunPaths::RunPaths(const Config& config)
     : path_(config.run.outputs + "/" + config.run.name),
       stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {}
 
-std::string RunPlace::lock() const { return file(lock_name); }
+std::string RunPaths::lock() const { return file(lock_name); }
 
-void RunPlace::require_usable() {
+void RunPaths::require_usable() {
   require_no_checkpoints_of_others();
   require_possible_directory(path_, ExitCode::output);
   const std::optional<std::string> holder = text_of_run(lock());
@@ -108,7 +108,7 @@ void RunPlace::require_usable() {
 }
 
 /// Throws where another run has its checkpoints here or in a directory above.
-void RunPlace::require_no_checkpoints_of_others() const {
+void RunPaths::require_no_checkpoints_of_others() const {
   const std::string own = canonical_path(path_, ExitCode::output);
   for (std::string above = own;; above = directory_of(above)) {
     const std::string owner = run_with_checkpoints_in(above);
@@ -120,20 +120,20 @@ void RunPlace::require_no_checkpoints_of_others() const {
   }
 }
 
-void RunPlace::require_unlocked() const {
+void RunPaths::require_unlocked() const {
   const std::optional<std::string> holder = text_of_run(lock());
   if (!holder || lock_state(lock(), LockKind::shared, ExitCode::output) != LockState::held) return;
   const std::uint64_t links = links_of(open_to_read(lock(), ExitCode::output), lock(), ExitCode::output);
   throw in_use(*holder, links > 1);
 }
 
-Error RunPlace::in_use(const std::string& holder, bool elsewhere) const {
+Error RunPaths::in_use(const std::string& holder, bool elsewhere) const {
   return {ExitCode::output, fmt::format("the output directory {}{} is in use by {}", path_,
                                         elsewhere ? ", or the run of which it is a copy by hard links," : "",
                                         holder.empty() ? "another job" : holder)};
 }
 
-void RunPlace::require_free_stop_file() const {
+void RunPaths::require_free_stop_file() const {
   require_possible_file(stop_file_);
   if (is_own_file(stop_file_)) {
     throw Error(
@@ -150,7 +150,7 @@ void RunPlace::require_free_stop_file() const {
 }
 
 /// Whether a path has the name of what a run writes in its directory, or lies anywhere in one of its folders there.
-bool RunPlace::is_own_file(const std::string& path) const {
+bool RunPaths::is_own_file(const std::string& path) const {
   const std::string folder = directory_of(path), name = name_of(path);
   if (is_same_directory(folder, path_)) {
     const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
@@ -168,7 +168,7 @@ bool RunPlace::is_own_file(const std::string& path) const {
   return false;
 }
 
-void RunPlace::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
+void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
   const bool complete = continuation.complete;
   if (!complete && !continuation.here && holds_a_run()) return;  // all of it is set aside
   for (const char* name : run_file_names) {
@@ -178,7 +178,7 @@ void RunPlace::require_free_files(const Config& config, int ranks, const Continu
   if (!complete) Watchdog::require_free_heartbeats(heartbeats(), ranks);
 }
 
-bool RunPlace::holds_a_run() const {
+bool RunPaths::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
     if (name.starts_with(lock_name) || file(name) == stop_file_) return false;
     return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||
