@@ -206,12 +206,12 @@ void Checkpoints::require_usable_directory() const {
   if (!files.empty()) require_file(files.back());
 }
 
-void Checkpoints::require_free_names(long first, long steps, bool here) const {
+void Checkpoints::require_free_names(const DueCheckpoints& due) const {
   require_possible_directory(directory_, ExitCode::checkpoint);
   const std::string suffix = partial_of("");
   const auto needs = [&](long step) {
-    const bool due = config_.every > 0 && step % config_.every == 0 && step > first && step < steps;
-    return step == steps || (here && due);
+    const bool between = config_.every > 0 && step % config_.every == 0 && step > due.after && step < due.last;
+    return step == due.last || (due.directory_stays && between);
   };
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!name.ends_with(suffix)) continue;
@@ -220,20 +220,20 @@ void Checkpoints::require_free_names(long first, long steps, bool here) const {
   }
 }
 
-void Checkpoints::probe(long first, long steps, bool here, const Slabs& slabs) {
-  trial_step_ = steps;
+void Checkpoints::probe(const DueCheckpoints& due, const Slabs& slabs) {
+  trial_step_ = due.last;
   const std::string path = partial_of(path_of(trial_step_));
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_free_names(first, steps, here);
+    require_free_names(due);
     make_directory(path);
-    require_space(first, steps, slabs);
+    require_space(due, slabs);
   });
   std::vector<float> row(1, 1.0f);
   const Slab<float> slab{
       "/weights/probe", static_cast<std::uint64_t>(comm_.size()), 1, static_cast<std::uint64_t>(comm_.rank()), 1, row};
   CheckpointHeader header = header_;
-  header.progress.step = steps;
+  header.progress.step = due.last;
   write_checkpoint(comm_, path, header, {slab});
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);
@@ -278,14 +278,14 @@ double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
   return seconds_of_file(bytes, small, try_file(slabs, divisor));
 }
 
-void Checkpoints::require_space(long first, long steps, const Slabs& slabs) const {
+void Checkpoints::require_space(const DueCheckpoints& due, const Slabs& slabs) const {
   const std::uint64_t bytes = checkpoint_bytes(header_, slabs);
   if (bytes > file_size_limit()) {
     throw checkpoint_error(
         fmt::format("{}: a checkpoint needs {}, but the file size limit (ulimit -f) is {}: raise the limit", directory_,
                     in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
   }
-  const long further = steps - first;
+  const long further = due.last - due.after;
   const std::uint64_t written = config_.every > 0 ? further / config_.every + 1 : 1;
   // Beyond those that a run keeps, one more is there while it is written.
   const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);

@@ -20,6 +20,13 @@ namespace nanorun {
 /// A hash of ParameterTable::layout(), 16 hexadecimal digits: models with the same tensors have the same.
 std::string model_fingerprint(const std::string& layout);
 
+/// The checkpoints that a run has still to write.
+struct DueCheckpoints {
+  long after = 0;               ///< step that the run begins with: only checkpoints of later steps are due
+  long last = 0;                ///< train.steps
+  bool directory_stays = true;  ///< else the directory is set aside first, and only a trial is written into it as it is
+};
+
 class Checkpoints {
  public:
   /// `directory` is created when something is written. `deck`: the resolved deck as TOML. `model`: model_fingerprint()
@@ -51,21 +58,18 @@ class Checkpoints {
   /// checkpoint.restart = "auto" would go on. Changes nothing.
   void require_usable_directory() const;
 
-  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
-  /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
-  /// that the run needs. `here`: the run writes all of them into this directory; otherwise only its trial. Changes
-  /// nothing.
-  void require_free_names(long first, long steps, bool here) const;
+  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints: no files can be made in the
+  /// directory, or anything but a file stands under the name of an unfinished one that the run needs. Changes nothing.
+  void require_free_names(const DueCheckpoints& due) const;
 
-  /// For one rank. Compares the space that the checkpoints of steps after `first`, up to `steps`, need with what is
-  /// free, and one file with the limit of this process. Throws Error(checkpoint); with checkpoint.on_failure = "warn"
-  /// warns of space.
-  void require_space(long first, long steps, const std::vector<Slab<float>>& slabs) const;
+  /// For one rank. Compares the space that the checkpoints need with what is free, and one file with the limit of this
+  /// process. Throws Error(checkpoint); with checkpoint.on_failure = "warn" warns of space.
+  void require_space(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs) const;
 
   /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
   /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
   /// Throws Error(checkpoint) on all ranks alike.
-  void probe(long first, long steps, bool here, const std::vector<Slab<float>>& slabs);
+  void probe(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs);
 
   /// Collective. Estimates the seconds that save() takes here, from a trial: writes a file as save() does, and removes
   /// it. The file holds these tensors; if they have more than `enough` bytes, the first rows of each. `enough` bytes

@@ -73,9 +73,10 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   if (!continuation.complete) paths.require_free_stop_file();
   paths.require_free_files(config, ranks, continuation);
   if (continuation.complete) return;
-  const long first = checkpoints.restored().progress.step, steps = config.train.steps;
-  checkpoints.require_free_names(first, steps, continuation.here);
-  passes_or_warns(start, [&] { checkpoints.require_space(first, steps, stored_slabs(config, table)); });
+  const DueCheckpoints due{
+      .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};
+  checkpoints.require_free_names(due);
+  passes_or_warns(start, [&] { checkpoints.require_space(due, stored_slabs(config, table)); });
 }
 
 }  // namespace

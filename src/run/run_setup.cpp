@@ -189,7 +189,8 @@ void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string&
 }
 
 void RunSetup::check_outputs() {
-  checkpoints.probe(progress.step, config.train.steps, continues_here, learner.optimizer.slabs_to_fill());
+  checkpoints.probe({.after = progress.step, .last = config.train.steps, .directory_stays = continues_here},
+                    learner.optimizer.slabs_to_fill());
   if (config.stop.walltime_seconds == 0) return;
   const double begin = context.seconds_since_start();
   const std::vector<Slab<float>> slabs = learner.optimizer.slabs();
