@@ -6,6 +6,15 @@
 namespace nanorun {
 
 template <class T>
+RuleTraits AdamRule<T>::traits() {
+  return {.rule = Rule::adam,
+          .name = "adam",
+          .title = "Adam",
+          .takes_formats = true,
+          .state = {{first_moment}, {second_moment}, {gradient, {"optimizer.adam_period"}}}};
+}
+
+template <class T>
 std::vector<StateTensor> AdamRule<T>::state(const OwnedRows& rows) const {
   return {{first_moment, rows}, {second_moment, rows}};
 }

@@ -7,6 +7,7 @@
 
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
+#include "src/optimizer/rule_traits.hpp"
 #include "src/run/checkpoint_names.hpp"
 #include "src/storage/h5.hpp"
 #include "src/storage/h5_partial.hpp"
@@ -27,24 +28,12 @@ void require_file(const std::string& path) {
                                                                   : "a device, FIFO or socket"));
 }
 
-/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Keys of the model
-/// are among them if its fingerprint does not depend on them.
-struct StateKeys {
-  const char* group;
-  std::vector<std::string> keys;
-};
-const StateKeys state_keys[] = {
-    {"/muon/second_moment/", {"optimizer.normuon_beta", "optimizer.muon_block_heads", "model.heads", "model.head_dim"}},
-    {"/adam/gradient/", {"optimizer.adam_period"}},
-};
-
 /// Whether a key may have made one of the tensors differ.
 bool decides(const std::string& key, const std::vector<std::string>& tensors) {
   bool known = true;
   for (const std::string& tensor : tensors) {
-    const auto group =
-        std::ranges::find_if(state_keys, [&](const StateKeys& state) { return tensor.starts_with(state.group); });
-    if (group == std::end(state_keys)) {
+    const StateGroup* const group = state_group_of(tensor);
+    if (group == nullptr || group->keys.empty()) {
       known = false;
     } else if (std::ranges::find(group->keys, key) != group->keys.end()) {
       return true;
