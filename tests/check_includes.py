@@ -63,6 +63,8 @@ KERNEL_HEADERS = {
     for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/cuda_limits")
 }
 
+GENERATED = "nanorun_commit.h"  # CMake makes it
+
 ENDINGS = (".hpp", ".cpp", ".cu", ".cuh")
 
 
@@ -95,6 +97,8 @@ def breaches_of(path, root):
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if "print(stderr" in line:
             yield f"{file}:{number}: throws where standard error is closed; warn() does not"
+        if re.match(rf'\s*#\s*include\s*"(?!src/|kernels/|{GENERATED}")', line):
+            yield f"{file}:{number}: the include does not begin with src/ or kernels/"
     for number, header in includes_of(path):
         where = f"{file}:{number}: {header}"
         other = str(Path(header).parent)
@@ -106,7 +110,9 @@ def breaches_of(path, root):
             yield f"{where}: CUDA implementations see no Kokkos"
         elif not in_kernels and header.startswith("kernels/") and header not in KERNEL_HEADERS:
             yield f"{where} is private to kernels; src sees only {', '.join(sorted(KERNEL_HEADERS))}"
-        elif header.startswith(("src/", "kernels/")) and LEVEL.get(other, 0) > LEVEL[folder]:
+        elif header.startswith(("src/", "kernels/")) and other not in LEVEL:
+            yield f"{where}: its folder has no place among the folders"
+        elif header.startswith(("src/", "kernels/")) and LEVEL[other] > LEVEL[folder]:
             yield f"{where} does not lie below {folder}"
 
 

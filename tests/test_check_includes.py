@@ -45,6 +45,16 @@ class CheckIncludes(unittest.TestCase):
         self.assert_breach("kernels/device/vec.cuh", '#include "kernels/stream/mix.hpp"')
         self.assert_breach("kernels/stream/mix.cpp", '#include "kernels/ops.hpp"')
 
+    def test_folders_without_a_place_are_found(self):
+        for header in ("src/new/file.hpp", "src/base/new/file.hpp", "kernels/new/op.cuh"):
+            self.assert_breach("kernels/stream/mix.cu" if header.startswith("kernels") else "src/run/train.cpp",
+                               f'#include "{header}"')
+
+    def test_includes_name_their_folder(self):
+        self.assertEqual(self.breaches("src/run/provenance.cpp", '#include "nanorun_commit.h"'), [])
+        for header in ("error.hpp", "../base/error.hpp", "base/error.hpp"):
+            self.assert_breach("src/base/files.cpp", f'#include "{header}"')
+
     def test_circles_of_headers_are_found(self):
         files = [self.write("src/a/one.hpp", '#include "src/a/two.hpp"'),
                  self.write("src/a/two.hpp", '#include "src/a/three.hpp"'),

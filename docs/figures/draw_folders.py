@@ -6,6 +6,7 @@ figure, folders.svg.
 """
 
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
@@ -14,8 +15,8 @@ import check_includes  # noqa: E402
 # Where a box stands from left to right, in boxes; folders of one row stand beside each other.
 COLUMN = {"src/shard": 1, "src/tokenizer": 1, "src/storage": 1, "src/comm": 0, "src/config": 0, "kernels/linear": 0,
           "kernels/lm_head": 1, "kernels/stream": 2, "kernels/optimizer": 3}
-BOX_WIDTH, BOX_HEIGHT, ROW, GAP, MARGIN = 250, 44, 64, 30, 12
-TEXT_WIDTH = 40  # characters
+BOX_WIDTH, BOX_HEIGHT, ROW, GAP, MARGIN = 250, 58, 78, 30, 12
+TEXT_WIDTH, TEXT_LINE = 42, 14  # characters of a line, its height
 
 
 def arrows_of(root):
@@ -54,16 +55,6 @@ def rows_of(arrows):
     return rows
 
 
-def first_line(text):
-    """As many whole phrases as fit into a box."""
-    while len(text) > TEXT_WIDTH:
-        for mark in ("; ", ", ", ": ", " "):
-            if mark in text:
-                text = text.rsplit(mark, 1)[0]
-                break
-    return text
-
-
 def draw(root):
     arrows = without_implied(arrows_of(root))
     rows = rows_of(arrows)
@@ -91,8 +82,9 @@ def draw(root):
         x, y = corner(folder)
         fill = "#eef3fb" if folder.startswith("src") else "#f4f0e6"
         lines += [f'<rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4" fill="{fill}" stroke="#555"/>',
-                  f'<text x="{x + 8}" y="{y + 18}" font-size="14" font-weight="bold">{folder}</text>',
-                  f'<text x="{x + 8}" y="{y + 35}" font-size="11">{first_line(text)}</text>']
+                  f'<text x="{x + 8}" y="{y + 18}" font-size="14" font-weight="bold">{folder}</text>']
+        lines += [f'<text x="{x + 8}" y="{y + 35 + TEXT_LINE * number}" font-size="11">{part}</text>'
+                  for number, part in enumerate(textwrap.wrap(text, TEXT_WIDTH))]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

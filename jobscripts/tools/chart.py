@@ -52,14 +52,14 @@ def smooth(points):
 
 
 def top_of_losses(lines, share=0.2):
-    """Upper end of a loss axis. The steep begin of the lines must not squash the rest, so it is the largest y behind
-    the first `share` of any line. Lines that diverge may leave the picture, so it is at most the largest first y."""
-    tails, begins = [], []
+    """Upper end of a loss axis: the largest y behind the first `share` of any line, so that the steep start of the
+    lines does not squash the rest. It is at most the largest first y, so that lines which diverge leave the picture."""
+    tails, starts = [], []
     for line in lines:
         points = [(x, y) for x, y in line.shown if math.isfinite(x) and math.isfinite(y)]
-        begins += [y for _, y in points[:1]]
+        starts += [y for _, y in points[:1]]
         tails += [y for x, y in points if x >= share * points[-1][0]]
-    return min(max(tails), max(begins)) if tails else None
+    return min(max(tails), max(starts)) if tails else None
 
 
 def usual_top(lines):

@@ -60,7 +60,7 @@ def colours(phases):
 
 
 def places(trace, against):
-    """Positions on the x axis of the begin of each step and the end of the last one, and of the validations."""
+    """Positions on the x axis of the start of each step and the end of the last one, and of the validations."""
     import numpy as np
 
     rows = updates_before(trace, trace["validation_step"])
@@ -224,7 +224,7 @@ def draw(folder, trace, output, against="steps"):
 
 
 Span = collections.namedtuple("Span", "name track begin end")  # ms since the step began
-Step = collections.namedtuple("Step", "length spans tracks")  # ms; spans by begin; names of the tracks by number
+Step = collections.namedtuple("Step", "length spans tracks")  # ms; spans by their start; names of the tracks by number
 
 
 def short(name):
@@ -251,7 +251,7 @@ def read_events(path, rank):
 
 
 def read_step(path, step, rank):
-    """What ran on the streams of a rank during a step, cut at its begin and end. Throws ToolError."""
+    """What ran on the streams of a rank during a step, cut at its start and end. Throws ToolError."""
     events, tracks = read_events(path, rank)
     whole = [event for event in events if event.get("cat") == "step" and event["name"] == f"step {step}"]
     if not whole or whole[0]["dur"] == 0:

@@ -106,7 +106,7 @@ def read_trace(path):
 
 
 def gaps(trace, end=0):
-    """Steps without rows as pairs (first, end), from the begin of the trace to its last row, or to `end`."""
+    """Steps without rows as pairs (first, end), from the start of the trace to its last row, or to `end`."""
     steps = [int(step) for step in trace["step"]]
     begin = trace["first_step"] if trace["first_step"] is not None else min(steps, default=end)
     missing = []

@@ -14,6 +14,10 @@
 // - Copies, events and the kernels of libraries wait for the kernel before to end, or wait inside as these do. A kernel
 //   behind a copy or an awaited event starts when that is done.
 // join_runs of embedding_sm90.cu is the one exception; it says why it may read earlier.
+//
+// Programmatic dependent launch needs compute capability 9.0, and every kernel uses it through begin_after_previous()
+// and launch(). For an older GPU the former must do nothing and the latter leave out the attribute: then each kernel
+// starts when the one before has ended.
 
 #include <cuda_runtime.h>
 

@@ -28,7 +28,7 @@ class StepPlan {
   /// All steps have one shape. Throws Error(internal) where the shape has no tokens.
   explicit StepPlan(StepShape shape, Packing packing = Packing::stream);
   /// Begins a part: steps from `first` on have another shape. Throws Error(internal) unless `first` lies behind the
-  /// begin of the last part and the shape has tokens.
+  /// start of the last part and the shape has tokens.
   void change(long first, StepShape shape);
 
   Packing packing() const { return packing_; }

@@ -32,7 +32,7 @@ class TokenStream {
   // Each of the next three throws as above: Error(data) where the stream ends, Error(internal) where the next shard has
   // not been opened.
 
-  /// Where `step` begins if the stream stands at `cursor`: there, or at the begin of the next shard that holds a whole
+  /// Where `step` begins if the stream stands at `cursor`: there, or at the start of the next shard that holds a whole
   /// step. With EndOfData::wrap the first shard follows the last one.
   Cursor step_start(Cursor cursor, long step) const;
   /// Where the stream stands after `step`, before which it stood at `cursor`. With Packing::documents the earliest

@@ -204,8 +204,8 @@ class Trace::Impl {
   }
 
  private:
-  /// Turns the marks so far into times and ends the step, if one is open; the last mark stays, as the begin of the
-  /// current phase. In a step the first mark is idle and the second the step's begin. Transfers that have not passed
+  /// Turns the marks so far into times and ends the step, if one is open; the last mark stays, as the start of the
+  /// current phase. In a step the first mark is idle and the second the step's start. Transfers that have not passed
   /// stay too.
   void resolve() {
     ops::synchronize(marks_[mark_count_ - 1].event);

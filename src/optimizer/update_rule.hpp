@@ -1,7 +1,7 @@
 #pragma once
 // The interface of update rules. Masters, gradients, collectives and checkpoints are the optimizer's. An elementwise
 // rule implements state() and update() alone. A rule has files of its own, rule_<name>, with its class. Besides, the
-// class has a static function traits(), and is made from a Config and a stream. docs/architecture.md ("To add") lists
+// class has a static function traits(), and is made from a Config and a stream. docs/adding.md ("An update rule") lists
 // the other files that a new rule touches. common_period() says which periods rules can have.
 
 #include <cstddef>

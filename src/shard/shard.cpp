@@ -27,7 +27,7 @@ template <class... Args>
 void name_shards(std::vector<ShardPlan>& plans, const std::string& output) {
   const std::string stem = stem_of(output);
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    plans[i].path = plans.size() == 1 ? stem + ".h5" : fmt::format("{}_{:06}.h5", stem, i);
+    plans[i].shard.path = plans.size() == 1 ? stem + ".h5" : fmt::format("{}_{:06}.h5", stem, i);
   }
 }
 
@@ -49,7 +49,7 @@ std::vector<std::string> shards_of(const std::string& output) {
 /// that matches these matches those, too. Only the user knows whether they can be removed.
 void require_no_others(const std::vector<ShardPlan>& plans, const std::string& output) {
   std::set<std::string> planned;
-  for (const ShardPlan& plan : plans) planned.insert(name_of(plan.path));
+  for (const ShardPlan& plan : plans) planned.insert(name_of(plan.shard.path));
   std::vector<std::string> others = shards_of(output);
   std::erase_if(others, [&](const std::string& name) { return planned.contains(name); });
   if (others.empty()) return;
@@ -74,23 +74,24 @@ Blocks share(const Comm& comm, std::uint64_t blocks) {
 /// Fills the empty file with everything but tokens and checksums. Space is taken first for what HDF5 writes here, then
 /// for what the ranks are to fill in.
 void lay_out(const ShardPlan& plan, const std::string& path) {
-  reserve_space(path, 65536 + sizeof(Token) * plan.count, ExitCode::output);
+  const ShardInfo& shard = plan.shard;
+  reserve_space(path, 65536 + sizeof(Token) * shard.count, ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", std::string(shard_format));
   // Programs that know no tokenizers read the shards that have none.
-  file.write_attribute("/", "format_version", plan.tokenizer.empty() ? std::uint64_t{2} : shard_version);
-  file.write_attribute("/", "vocabulary", plan.vocabulary);
-  file.write_attribute("/", "end_of_text", plan.end_of_text);
-  file.write_attribute("/", "count", plan.count);
+  file.write_attribute("/", "format_version", shard.tokenizer.empty() ? std::uint64_t{2} : shard_version);
+  file.write_attribute("/", "vocabulary", shard.vocabulary);
+  file.write_attribute("/", "end_of_text", shard.end_of_text);
+  file.write_attribute("/", "count", shard.count);
   file.write_attribute("/", "source", plan.source);
   file.write_attribute("/", "block", shard_block);
-  if (!plan.tokenizer.empty()) {
-    file.write_attribute("/", "tokenizer", plan.tokenizer);
-    file.write_attribute("/", "tokenizer_checksum", plan.tokenizer_checksum);
+  if (!shard.tokenizer.empty()) {
+    file.write_attribute("/", "tokenizer", shard.tokenizer);
+    file.write_attribute("/", "tokenizer_checksum", shard.tokenizer_checksum);
   }
   file.write_attribute("/", "checksum", std::uint64_t{0});  // has its space before the tokens have theirs
-  file.create_dataset<Token>("tokens", {plan.count});
-  file.create_dataset<std::uint64_t>("checksums", {shard_blocks(plan.count)});
+  file.create_dataset<Token>("tokens", {shard.count});
+  file.create_dataset<std::uint64_t>("checksums", {shard_blocks(shard.count)});
   if (plan.header) {
     file.create_dataset<std::int32_t>("bin_header", {plan.header->size()});
     file.write<std::int32_t>("bin_header", {0}, {plan.header->size()}, *plan.header);
@@ -102,19 +103,19 @@ void lay_out(const ShardPlan& plan, const std::string& path) {
 /// Copies this rank's blocks of the plan's tokens, one buffer at a time; every rank takes part in every round. Returns
 /// the checksum of /checksums.
 std::uint64_t write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
-  const Blocks own = share(comm, shard_blocks(plan.count));
+  const Blocks own = share(comm, shard_blocks(plan.shard.count));
   const std::uint64_t max_blocks = comm.all_reduce(own.last - own.first, Reduce::max);
   std::vector<Token> buffer;
   std::vector<std::uint64_t> checksums;
   std::uint64_t sum = 0;
   for (std::uint64_t round = 0; round < max_blocks; round += buffer_blocks) {
     const Blocks part{std::min(own.first + round, own.last), std::min(own.first + round + buffer_blocks, own.last)};
-    const std::uint64_t first = std::min(part.first * shard_block, plan.count);
-    buffer.resize(std::min(part.last * shard_block, plan.count) - first);
+    const std::uint64_t first = std::min(part.first * shard_block, plan.shard.count);
+    buffer.resize(std::min(part.last * shard_block, plan.shard.count) - first);
     checksums.clear();
     comm.together([&] {
       if (!buffer.empty()) plan.read(first, buffer);
-      check_tokens(buffer, first, plan.vocabulary, plan.input);
+      check_tokens(buffer, first, plan.shard.vocabulary, plan.input);
     });
     for (std::uint64_t at = 0; at < buffer.size(); at += shard_block) {
       const auto block = std::span<const Token>(buffer).subspan(at, std::min(shard_block, buffer.size() - at));
@@ -131,13 +132,8 @@ std::uint64_t write_blocks(Comm& comm, const ShardPlan& plan, h5::File& file) {
 std::uint64_t checksum_of(const ShardPlan& plan, std::uint64_t checksum_of_checksums) {
   std::span<const std::int32_t> bin_header;
   if (plan.header) bin_header = *plan.header;
-  const ShardInfo info{plan.path,
-                       plan.count,
-                       plan.vocabulary,
-                       plan.end_of_text,
-                       checksum_of_checksums,
-                       plan.tokenizer,
-                       plan.tokenizer_checksum};
+  ShardInfo info = plan.shard;
+  info.checksum = checksum_of_checksums;
   return shard_checksum(info, plan.source, bin_header);
 }
 
@@ -148,9 +144,9 @@ void write_checksum(const std::string& path, std::uint64_t checksum) {
 }
 
 void write_shard(Comm& comm, const ShardPlan& plan, Overwrite overwrite) {
-  const std::string partial = partial_of(plan.path);
+  const std::string partial = partial_of(plan.shard.path);
   comm.together([&] {
-    if (comm.root()) claim_output(plan.path, overwrite, ExitCode::output);
+    if (comm.root()) claim_output(plan.shard.path, overwrite, ExitCode::output);
   });
   try {
     comm.together([&] {
@@ -168,7 +164,7 @@ void write_shard(Comm& comm, const ShardPlan& plan, Overwrite overwrite) {
     });
     comm.together([&] { sync_to_disk(partial, ExitCode::output); });
     comm.together([&] {
-      if (comm.root()) rename_file(partial, plan.path, ExitCode::output);
+      if (comm.root()) rename_file(partial, plan.shard.path, ExitCode::output);
     });
   } catch (...) {
     if (comm.root()) quietly([&] { remove_file(partial, ExitCode::output); });
@@ -242,13 +238,14 @@ std::vector<std::string> make_shards(Comm& comm, const ShardOptions& options) {
   name_shards(plans, options.output);
   comm.together([&] {
     if (!comm.root()) return;
-    for (const ShardPlan& plan : plans) require_free(plan.path, Overwrite{options.force}, inputs, ExitCode::output);
+    for (const ShardPlan& plan : plans)
+      require_free(plan.shard.path, Overwrite{options.force}, inputs, ExitCode::output);
     require_no_others(plans, options.output);
   });
   std::vector<std::string> paths;
   for (const ShardPlan& plan : plans) {
     write_shard(comm, plan, Overwrite{options.force});
-    paths.push_back(plan.path);
+    paths.push_back(plan.shard.path);
   }
   return paths;
 }

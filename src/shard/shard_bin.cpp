@@ -37,9 +37,9 @@ std::vector<ShardPlan> plan_bin(const ShardOptions& options) {
     if (!is_bin_file(path)) refuse(path);
     const BinFile file(path);
     plan.header = file.header();
-    plan.count = file.count();
-    plan.vocabulary = options.vocabulary;
-    plan.end_of_text = options.end_of_text;
+    plan.shard.count = file.count();
+    plan.shard.vocabulary = options.vocabulary;
+    plan.shard.end_of_text = options.end_of_text;
     plan.read = [path](std::uint64_t first, std::span<Token> tokens) { BinFile(path).read(first, tokens); };
     plans.push_back(std::move(plan));
   }

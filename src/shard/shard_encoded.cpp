@@ -269,13 +269,14 @@ std::vector<ShardPlan> plan_encoded(Comm& comm, const ShardOptions& options) {
   ShardPlan whole;
   whole.input = whole.source =
       fmt::format("{} {} files", options.inputs.size(), options.field.empty() ? "text" : "JSONL");
-  whole.count = stream->count();
-  whole.vocabulary = tokenizer.vocabulary();
-  whole.end_of_text = tokenizer.end_of_text();
-  whole.tokenizer = tokenizer.name();
-  whole.tokenizer_checksum = tokenizer.checksum();
+  whole.shard.count = stream->count();
+  whole.shard.vocabulary = tokenizer.vocabulary();
+  whole.shard.end_of_text = tokenizer.end_of_text();
+  whole.shard.tokenizer = tokenizer.name();
+  whole.shard.tokenizer_checksum = tokenizer.checksum();
   whole.read = [stream](std::uint64_t first, std::span<Token> tokens) { stream->read(first, tokens); };
-  if (whole.count == 0) throw Error(ExitCode::data, fmt::format("{}: no documents", whole.input), Scope::all_ranks);
+  if (whole.shard.count == 0)
+    throw Error(ExitCode::data, fmt::format("{}: no documents", whole.input), Scope::all_ranks);
   return cut_stream(whole, options.tokens_per_shard);
 }
 

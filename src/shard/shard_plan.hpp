@@ -13,17 +13,12 @@
 
 namespace nanorun {
 
-/// One shard to be written. The members without a comment become attributes.
+/// One shard to be written.
 struct ShardPlan {
-  std::string path;   ///< path of the shard
-  std::string input;  ///< what the shard is made of, for messages
-  std::string source;
-  std::uint64_t count = 0;
-  std::uint64_t vocabulary = 0;
-  std::uint64_t end_of_text = 0;
-  std::string tokenizer;                 ///< attribute; empty: the shard has none
-  std::uint64_t tokenizer_checksum = 0;  ///< attribute, beside `tokenizer`
-  std::optional<BinHeader> header;       ///< header of the .bin file that the shard is made of
+  ShardInfo shard;                  ///< what it will say of itself, but for its checksum
+  std::string input;                ///< what it is made of, for messages
+  std::string source;               ///< its attribute of this name
+  std::optional<BinHeader> header;  ///< header of the .bin file that it is made of
   /// Fills `tokens` with the tokens of the shard from number `first` on.
   std::function<void(std::uint64_t first, std::span<Token> tokens)> read;
 };

@@ -16,9 +16,9 @@ std::vector<ShardPlan> plan_synthetic(const ShardOptions& options) {
   whole.input = "synthetic tokens";
   whole.source = fmt::format("synthetic tokens, seed {}, {:.4f} nats per token within documents", options.seed,
                              text->entropy_rate());
-  whole.count = options.synthetic;
-  whole.vocabulary = options.vocabulary;
-  whole.end_of_text = options.end_of_text;
+  whole.shard.count = options.synthetic;
+  whole.shard.vocabulary = options.vocabulary;
+  whole.shard.end_of_text = options.end_of_text;
   whole.read = [text](std::uint64_t first, std::span<Token> tokens) { text->read(first, tokens); };
   return cut_stream(whole, options.tokens_per_shard);
 }

@@ -62,9 +62,9 @@ std::vector<ShardPlan> plan_bytes(Comm& comm, const ShardOptions& options) {
   const auto stream = std::make_shared<TextStream>(comm, options.inputs);
   ShardPlan whole;
   whole.input = whole.source = fmt::format("{} text files", options.inputs.size());
-  whole.count = stream->count();
-  whole.vocabulary = text_vocabulary;
-  whole.end_of_text = text_end_of_text;
+  whole.shard.count = stream->count();
+  whole.shard.vocabulary = text_vocabulary;
+  whole.shard.end_of_text = text_end_of_text;
   whole.read = [stream](std::uint64_t first, std::span<Token> tokens) { stream->read(first, tokens); };
   return cut_stream(whole, options.tokens_per_shard);
 }

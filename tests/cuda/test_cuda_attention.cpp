@@ -307,7 +307,7 @@ TEST_P(CudaAttentionLong, AgreesWithThePortableOneOnSamples) {
     SCOPED_TRACE(first);
     const Rows rows{first, sample};
     const HeadResult got = p.head(all, head, rows), expected = p.expected(head, got.y, rows);
-    // Queries further than the window from the sample's begin, and keys further from its end, miss no pair; the
+    // Queries further than the window from the sample's start, and keys further from its end, miss no pair; the
     // gradients of keys also need their queries' statistics.
     const int begin = first == 0 ? 0 : reach, end = first + sample == p.c.length ? sample : sample - reach;
     expect_near(cut(got, begin, end), cut(expected, begin, end));

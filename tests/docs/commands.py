@@ -43,7 +43,7 @@ PLACEHOLDERS = {
 }
 # Blocks that are neither commands nor decks, by their first words.
 OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
-                ("README.md", "step "), ("running.md", "outputs/quickstart/checkpoints/"), ("running.md", "#ifndef"),
+                ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
                 ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names of subcommands in a text
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.

@@ -430,7 +430,7 @@ TEST_P(Record89With, AgreesWithTheReference) {
 INSTANTIATE_TEST_SUITE_P(Each, Record89With, testing::ValuesIn(switches),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// Smear, bigrams and key offset must not reach over the begin of an ending's document.
+/// Smear, bigrams and key offset must not reach over the start of an ending's document.
 TEST(Record89, HellaSwag) {
   SKIP_WITHOUT_HEADS_OF_128(blocks_config())
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + "hellaswag_record89.json"));

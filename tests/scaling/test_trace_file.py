@@ -103,7 +103,7 @@ class TraceFile(ToolsTest):
             np.testing.assert_array_equal(read[name], values)
 
     def test_steps_without_rows_are_told(self):
-        """Within the trace, and of a run that has ended before its begin and behind its end."""
+        """Within the trace, and of a run that has ended before its start and behind its end."""
         path = self.run / "trace.h5"
         self.assertEqual(trace_file.gaps(trace_file.read_trace(path)), [])
         self.change_trace("step", np.array([1, 2, 3, 5, 8, 9]), first_step=0)

@@ -25,7 +25,7 @@ class Deadline:
     def __init__(self, seconds, progress=lambda: None, clock=time.monotonic, measure=stretch):
         self.seconds, self.progress, self.clock, self.measure = seconds, progress, clock, measure
         self.seen, self.used, self.last = progress(), 0.0, clock()
-        self.whole = 0.0  # used since the begin
+        self.whole = 0.0  # used since the start
         self.stretch, self.measured = measure(), self.last
 
     def over(self):

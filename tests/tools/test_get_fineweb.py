@@ -43,7 +43,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.shift = 0  # by which parts begin elsewhere than asked for
         self.lies = {}  # headers that replace the right ones
         self.retry_after = None  # what errors ask for
-        self.elsewhere = None  # begin of addresses to which all files have moved
+        self.elsewhere = None  # start of addresses to which all files have moved
         self.tokens = []  # headers Authorization, by request
 
 

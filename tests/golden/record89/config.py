@@ -14,7 +14,7 @@ class Stage:
     window_short: int  # a query sees so many keys before its own
     window_long: int
     lr: float
-    weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ... at the begin and at the end of the stage
+    weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ... at the start and at the end of the stage
     prefix: tuple = (0.0, 0.0)
 
 

@@ -208,13 +208,14 @@ TEST_P(Mix, ForwardIsTheFormula) {
   }
 }
 
+/// The norm agrees up to rounding: compilers may add the squares up in another order where memory overlaps.
 TEST_P(Mix, ForwardMayReplaceASource) {
   const Case c(5, 37, GetParam());
   const Forward expected = forward<double>(c), result = forward<double>(c, InPlace::yes);
   EXPECT_EQ(result.out, expected.out);
-  if (c.kind.norm) {
-    EXPECT_EQ(result.n, expected.n);
-  }
+  if (!c.kind.norm) return;
+  ASSERT_EQ(result.n.size(), expected.n.size());
+  for (std::size_t i = 0; i < expected.n.size(); ++i) EXPECT_NEAR(result.n[i], expected.n[i], 1e-13);
 }
 
 /// NaN does not count.

@@ -414,8 +414,8 @@ TEST(H5, WhatLiesElsewhereIsRefused) {
     EXPECT_EQ(error_of([&] { file.read<float>("here/x", {0}, {4}, values); }), "");
     EXPECT_TRUE(file.exists("here/x"));
     EXPECT_EQ(file.read_integer_attribute("here/x", "sum"), 7u);
-    for (const auto& [name, refusal] : detours) {
-      const std::string expected = path + ": " + refusal;
+    for (const auto& detour : detours) {
+      const std::string name = detour.first, refusal = detour.second, expected = path + ": " + refusal;
       const auto read = [&] { file.read<float>(name, {0}, {4}, values); };
       EXPECT_TRUE(error_of(read).starts_with(expected)) << error_of(read);
       EXPECT_EQ(cause_of(read), Cause::damage);
