@@ -300,8 +300,9 @@ class Links(FaultTest):
         self.assertEqual(job.wait(), 75, job.text())
         kinds = ["a symbolic link", "a symbolic link", "a directory", "a device, FIFO or socket", "the file"]
         names = [f"outputs/run/checkpoints/{path.name}" for path in paths]
-        self.assertEqual(job.messages(), [f"nanorun: warning: {name}: not written by this run; {kind} is kept as {name}.1"
-                                          for name, kind in zip(names, kinds)])
+        self.assertEqual(job.messages(), [
+            f"nanorun: warning: {name}: not written by this run; {kind} is kept as {name}.1"
+            for name, kind in zip(names, kinds)])
         link, dangling, directory, fifo, file, own = (path.with_name(f"{path.name}.1") for path in paths)
         self.assertTrue(link.is_symlink() and dangling.is_symlink() and directory.is_dir() and fifo.is_fifo())
         self.assertEqual((self.folder / "precious").read_text(), "precious")
@@ -325,7 +326,8 @@ class Links(FaultTest):
         folder.rename(self.folder / "aside")
         folder.write_text("mine")
         self.assertEqual(job.wait(), 4, job.text())
-        self.assert_refused(job, "outputs/run/checkpoints: a file stands where a directory of the run belongs: move it away")
+        self.assert_refused(job, "outputs/run/checkpoints: a file stands where a directory of the run belongs: move it "
+                            "away")
         self.assertEqual(folder.read_text(), "mine")
 
     def test_large_sparse_file_of_a_write_that_was_cut_short(self):
@@ -363,8 +365,9 @@ class Links(FaultTest):
         summary = self.run_folder() / "summary.json"
         for steps, text in ((6, "my notes"), (8, '{"steps": 7}')):
             summary.write_text(text)
-            self.assert_refused(self.train(1, f"stop.step={steps}", code=75), f"kept as outputs/run/summary.json.{steps // 2 - 2}")
-            self.assertEqual(summary.with_name(f"summary.json.{steps // 2 - 2}").read_text(), text)
+            kept = f"summary.json.{steps // 2 - 2}"
+            self.assert_refused(self.train(1, f"stop.step={steps}", code=75), f"kept as outputs/run/{kept}")
+            self.assertEqual(summary.with_name(kept).read_text(), text)
             self.assertEqual(self.summary()["steps"], steps)
         self.assertEqual(self.train(1).messages(), [])
 
