@@ -53,6 +53,27 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
+/// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of the same deck, is
+/// kept under another; if it cannot be renamed, the finished file is.
+void name_finished(const std::string& partial, const std::string& path, const CheckpointHeader& own) {
+  constexpr ExitCode code = ExitCode::checkpoint;
+  const auto is_own = [&] {
+    Comm alone(MPI_COMM_SELF);
+    const CheckpointHeader found = read_checkpoint_header(alone, path);
+    return found.model == own.model && found.deck == own.deck;
+  };
+  try {
+    clear_own_place(path, code, is_own);
+    rename_file(partial, path, code);
+  } catch (const Error& error) {
+    const std::string free = free_name(path, code);
+    quietly([&] { rename_file(partial, free, code); });
+    const std::string kept = exists(free, code) ? free : partial;
+    if (!exists(kept, code)) throw;
+    throw checkpoint_error(fmt::format("{}; the finished checkpoint is kept as {}", error.what(), kept));
+  }
+}
+
 }  // namespace
 
 std::string model_fingerprint(const std::string& layout) { return fmt::format("{:016x}", h5::checksum(layout)); }
@@ -80,6 +101,8 @@ std::vector<std::string> Checkpoints::list() const {
 /// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
   link_.enter(directory_);
+  if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
+    require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   make_directories(directory_, ExitCode::checkpoint);
   opened_ = open_directory(directory_, ExitCode::checkpoint);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
@@ -132,12 +155,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
     if (!comm_.root()) return;
     // What has this name elsewhere is another run's.
     if (moved()) throw checkpoint_error(directory_ + ": was moved away while a checkpoint was written");
-    try {
-      rename_file(partial, path, ExitCode::checkpoint);
-    } catch (const Error&) {
-      quietly([&] { remove_file(partial, ExitCode::checkpoint); });
-      throw;
-    }
+    name_finished(partial, path, header_);
   });
   try {
     if (comm_.root()) prune(progress.step);

@@ -199,7 +199,10 @@ void RunDirectory::keep_foreign_partials() const {
       own = std::string_view(name) == "trace.h5" ? !h5::is_foreign_partial(path, trace_format, ExitCode::output)
                                                  : file_size(path, ExitCode::output) == 0;
     });
-    if (own) continue;
+    if (own) {
+      remove_file(path, ExitCode::output);
+      continue;
+    }
     warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
                      set_aside(path, ExitCode::output)));
   }
@@ -248,6 +251,13 @@ void RunDirectory::move_beside() {
   make_directories(path(), ExitCode::output);
   lock();
   displaced_ = true;
+}
+
+void RunDirectory::keep_foreign(const std::string& name, bool (*is_own)(const std::string&)) const {
+  clear_own_place(file(name), ExitCode::output, [&] {
+    const std::optional<std::string> text = read(name);
+    return text && (text->empty() || is_own(*text));
+  });
 }
 
 void RunDirectory::write(const std::string& name, const std::string& text) const {

@@ -58,6 +58,10 @@ class RunDirectory {
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.
   bool displaced() const { return displaced_; }
 
+  /// For rank 0. Renames what stands in the place of the text file `name`, with a warning, unless it is empty or
+  /// is_own() returns true for its text. Throws Error(output).
+  void keep_foreign(const std::string& name, bool (*is_own)(const std::string& text)) const;
+
   /// Replaces the file `name` in the directory by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 

@@ -65,6 +65,7 @@ class RunPaths {
 
  private:
   void require_no_checkpoints_of_others() const;
+  void require_movable() const;
   bool is_own_file(const std::string& path) const;
 
   std::string path_;

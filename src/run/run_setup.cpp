@@ -215,6 +215,7 @@ void RunSetup::write_deck() {
   comm.together([&] {
     if (!comm.root()) return;
     if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
+    directory.keep_foreign("summary.json", is_summary);
     const std::optional<std::string> summary = directory.read("summary.json");
     if (summary && !finished && finished_steps(*summary) > 0)
       set_aside(directory.file("summary.json"), ExitCode::output);
