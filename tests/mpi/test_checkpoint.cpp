@@ -8,6 +8,7 @@
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/failed_writes.hpp"
 #include "tests/support/file_size_limit.hpp"
 #include "tests/support/saved_training.hpp"
 
@@ -287,6 +288,7 @@ TEST(Checkpoint, AFailedSaveLeavesThePreviousOne) {
 }
 
 TEST(Checkpoint, RanksAgreeWhenOneCannotWrite) {
+  SKIP_WHERE_RANKS_WAIT_FOR_FAILED_WRITES();
   const SharedFolder folder;
   save_steps(folder / "c", {1});
   for (int unlucky = 0; unlucky < test_comm().size(); ++unlucky) {
