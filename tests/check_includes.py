@@ -46,11 +46,11 @@ MAY_SEE = {
     "cblas.h": {"kernels/device"},
     "Kokkos": {"kernels/device"},
     # Whoever asks the file system elsewhere may drop its errors.
-    "filesystem": {"src/base/files"},
+    "filesystem": {"src/base/files", "src/base/paths"},
     "fstream": {"src/base/files"},
     "fcntl.h": {"src/base", "src/storage"},
-    "glob.h": {"src/base/files"},
-    "dirent.h": {"src/base/files"},
+    "glob.h": {"src/base/paths"},
+    "dirent.h": {"src/base/paths"},
     "sys/stat.h": {"src/base"},
     # CUDA ops of other GPUs do without.
     "kernels/hopper/": {"kernels/hopper"},

@@ -215,10 +215,10 @@ def charts(watched):
     drawn = [loss_chart(watched, "step", "steps"), loss_chart(watched, "train_seconds", "seconds of training"),
              figure_chart(watched, "Time of a step", "ms", "ms", cut=True),
              figure_chart(watched, "Throughput", "tokens_per_second", "thousand tokens per second", 1e-3)]
-    further = [figure_chart(watched, title, key, up, factor, cut) for title, key, up, factor, cut in (
-        ("Model FLOPs utilisation", "mfu", "% of the peak", 100, False),
-        ("Memory of the GPU of rank 0", "device_memory_bytes", "GB", 1e-9, False),
-        ("Norm of the gradient", "gradient_norm", "l2 norm", 1, True)) if has(watched, key)]
+    further = [figure_chart(watched, title, key, up, **options) for title, key, up, options in (
+        ("Model FLOPs utilisation", "mfu", "% of the peak", {"factor": 100}),
+        ("Memory of the GPU of rank 0", "device_memory_bytes", "GB", {"factor": 1e-9}),
+        ("Norm of the gradient", "gradient_norm", "l2 norm", {"cut": True})) if has(watched, key)]
     if len(further) % 2:
         further.append(figure_chart(watched, "Learning rate", "lr", "factor on every learning rate"))
     return page.side_by_side(*map(page.drawing, drawn + further))
@@ -388,7 +388,7 @@ def main():
         for run in watched:
             run.added = []
         for sink in sinks:
-            sink.update(watched, False)
+            sink.update(watched, live=False)
     for sink in sinks:
         sink.close()
     for run in watched:

@@ -19,10 +19,12 @@ constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
 // ---------------------------------------------------------------------------------------------------------------------
 // Softcap
 
+/// Format to which the sigmoid 1 - r is rounded.
+enum class SigmoidFormat { fp32, bf16 };
+
 /// With r = 1 / (1 + 2^(rate z + offset)), which is (1 - tanh(z / c)) / 2 or 1 - sigmoid((z + shift) / width):
 ///   logit = c (1 - r_scale r), and its derivative by z is derivative_scale r (1 - r).
-/// With `rounds` the sigmoid 1 - r is rounded to bf16.
-template <bool rounds>
+template <SigmoidFormat format>
 struct Cap {
   float rate, offset;
   float r_scale;
@@ -36,7 +38,7 @@ struct Cap {
   __device__ float inverse_r(float z) const { return 1 + exp2_fast(min_nan(rate * z + offset, 60)); }
   __device__ float r(float z) const {
     float r[2] = {reciprocal_fast(inverse_r(z))};
-    if constexpr (rounds) round_sigmoids(r);
+    if constexpr (format == SigmoidFormat::bf16) round_sigmoids(r);
     return r[0];
   }
   __device__ float exponential(float r) const { return exp2_fast(log2_cap - log2_r_scale * r); }
@@ -53,7 +55,7 @@ struct Cap {
     for (int i = 0; i < 8; i += 2) {
       const float a = inverse_r(z.v[i]), b = inverse_r(z.v[i + 1]), inverse = reciprocal_fast(a * b);
       float r[2] = {inverse * b, inverse * a};
-      if constexpr (rounds) round_sigmoids(r);
+      if constexpr (format == SigmoidFormat::bf16) round_sigmoids(r);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const float p = exponential(r[k]);
@@ -118,14 +120,18 @@ struct Targets {
     }
     weight[max_targets] = static_cast<float>(in.options.prefix_weight);
   }
-  bool has_extra_targets() const { return count > 1 || prefix != nullptr || weight[0] != 1; }
+  /// Whether the next token is the only target of each row, with weight 1.
+  bool are_next_tokens() const { return count == 1 && prefix == nullptr && weight[0] == 1; }
 };
 
-/// Targets of one row: the columns at which the gradient differs from that of the softmax alone. Without `extra` the
-/// next token is the only target, with weight 1.
-template <bool extra>
+/// Targets of a row: the next token alone, with weight 1, or all that Targets can hold.
+enum class TargetSet { next_token, all };
+
+/// Targets of one row: the columns at which the gradient differs from that of the softmax alone.
+template <TargetSet set>
 struct RowTargets {
-  static constexpr int count = extra ? max_targets + 1 : 1;
+  static constexpr bool only_next = set == TargetSet::next_token;
+  static constexpr int count = only_next ? 1 : max_targets + 1;
   int column[count] = {};  ///< -1: none
   float r[count] = {};     ///< see Cap
 
@@ -133,7 +139,7 @@ struct RowTargets {
   __device__ void load(const Targets& in, int t, const bf16* row, const Cap& cap) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      if constexpr (!extra) {
+      if constexpr (only_next) {
         column[k] = in.next[t];
       } else if (k < max_targets) {
         column[k] = k < in.count && t + k < in.length ? in.next[t + k] : -1;
@@ -143,16 +149,16 @@ struct RowTargets {
       if (used(k)) r[k] = cap.r(to_float(row[column[k]]));
     }
   }
-  __device__ bool used(int k) const { return !extra || column[k] >= 0; }
+  __device__ bool used(int k) const { return only_next || column[k] >= 0; }
 
   /// The sum of all weights, also of targets behind the last row.
   __device__ float weights(const Targets& in) const {
-    return extra ? in.sum + (used(count - 1) ? in.weight[count - 1] : 0) : 1;
+    return only_next ? 1 : in.sum + (used(count - 1) ? in.weight[count - 1] : 0);
   }
 
   template <class Cap>
   __device__ float loss(const Targets& in, const Cap& cap, float sum) const {
-    if constexpr (!extra) return logf(sum) + cap.negative_logit(r[0]);
+    if constexpr (only_next) return logf(sum) + cap.negative_logit(r[0]);
     float loss = 0;
 #pragma unroll
     for (int k = 0; k < count; ++k) loss += used(k) ? in.weight[k] * (logf(sum) + cap.negative_logit(r[k])) : 0;
@@ -161,7 +167,7 @@ struct RowTargets {
 
   /// The sum of the weights of all targets at the column of target k.
   __device__ float weight_at(const Targets& in, int k) const {
-    if constexpr (!extra) return 1;
+    if constexpr (only_next) return 1;
     float weight = 0;
 #pragma unroll
     for (int j = 0; j < count; ++j) weight += column[j] == column[k] ? in.weight[j] : 0;
@@ -227,9 +233,9 @@ __device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& c
 /// - Shared memory holds the row, then what Cap::exp_and_slope makes of it in bf16, whose rounding is small beside that
 /// of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-template <class G, bool extra, bool rounds>
+template <class G, TargetSet set, SigmoidFormat format>
 __global__ void __launch_bounds__(row_threads, 2)
-    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap<rounds> cap, float scale) {
+    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap<format> cap, float scale) {
   constexpr int loader = 0, finisher = warp_size;  // threads of different warps
   extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
@@ -237,17 +243,17 @@ __global__ void __launch_bounds__(row_threads, 2)
   begin_after_previous();
   const int t = z.rows - 1 - static_cast<int>(blockIdx.x), vectors = z.cols / 8;
   bf16* const row = z.row(t);
-  RowTargets<extra> mine;
+  RowTargets<set> mine;
   if (threadIdx.x == loader) load_row(kept, row, vectors, loaded);
   if (threadIdx.x == finisher) {
     mine.load(targets, t, row, cap);
-    if (extra) shared_weights = mine.weights(targets);
+    if constexpr (!mine.only_next) shared_weights = mine.weights(targets);
   }
   __syncthreads();
   const float sum = exp_and_slope_row(kept, vectors, cap, loaded);
   if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
   if constexpr (!std::is_same_v<G, NoGradient>) {
-    const float weights = extra ? shared_weights : 1;
+    const float weights = mine.only_next ? 1 : shared_weights;
     const float factor = cap.derivative_scale * scale * weights / sum;
     for (int i = threadIdx.x; i < vectors; i += row_threads) {
       Vector<float, 8> g = to_floats(kept[i]);
@@ -267,22 +273,24 @@ __global__ void __launch_bounds__(row_threads, 2)
   }
 }
 
-template <class G, bool rounds>
+template <class G, SigmoidFormat format>
 void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel = targets.has_extra_targets() ? softcap_row<G, true, rounds> : softcap_row<G, false, rounds>;
+  const auto kernel = targets.are_next_tokens() ? softcap_row<G, TargetSet::next_token, format>
+                                                : softcap_row<G, TargetSet::all, format>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets,
-         Cap<rounds>(in.options), static_cast<float>(scale));
+         Cap<format>(in.options), static_cast<float>(scale));
 }
 
 template <class G>
 void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
   const bool rounds = in.options.precision == LmHeadPrecision::fp8 && in.options.kind == SoftcapKind::sigmoid;
-  return rounds ? launch_rows<G, true>(stream, loss, in, scale) : launch_rows<G, false>(stream, loss, in, scale);
+  return rounds ? launch_rows<G, SigmoidFormat::bf16>(stream, loss, in, scale)
+                : launch_rows<G, SigmoidFormat::fp32>(stream, loss, in, scale);
 }
 
 }  // namespace

@@ -8,9 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <random>
 #include <thread>
 
-#include "src/base/output_file.hpp"
+#include "src/base/error.hpp"
 
 namespace nanorun {
 
@@ -77,11 +78,16 @@ bool FileLock::try_lock() {
 /// names another file (try_lock). A process that works under another name of the shared file holds its lock, so that
 /// this one does not get here.
 void FileLock::unshare() {
-  const std::string fresh = partial_of(path_);
-  create_file(fresh, code_);
-  Descriptor own = open_regular(fresh, O_RDWR | O_NOFOLLOW, code_);
-  if (supported_ && ::flock(own.get(), LOCK_EX | LOCK_NB) != 0) fail_by_system(code_, fresh, "cannot be locked", errno);
-  rename_file(fresh, path_, code_);
+  const std::string fresh = fmt::format("{}.{:08x}", path_, std::random_device()());  // no user's file has this name
+  Descriptor own = open_regular(fresh, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, code_);
+  try {
+    if (supported_ && ::flock(own.get(), LOCK_EX | LOCK_NB) != 0)
+      fail_by_system(code_, fresh, "cannot be locked", errno);
+    rename_file(fresh, path_, code_);
+  } catch (const Error&) {
+    quietly([&] { remove_file(fresh, code_); });
+    throw;
+  }
   file_ = std::move(own);
 }
 

@@ -1,47 +1,21 @@
 #include "src/base/files.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <poll.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <climits>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <memory>
+#include <span>
 
 namespace nanorun {
 
 namespace {
-
-FileKind kind(const struct stat& status) {
-  if (S_ISREG(status.st_mode)) return FileKind::regular;
-  if (S_ISDIR(status.st_mode)) return FileKind::directory;
-  return S_ISLNK(status.st_mode) ? FileKind::symlink : FileKind::other;
-}
-
-/// Nothing where the path is absent.
-template <class Stat>
-std::optional<struct stat> look(Stat&& stat, const std::string& path, ExitCode code) {
-  struct stat status {};
-  if (stat(path.c_str(), &status) == 0) return status;
-  if (errno == ENOENT) return std::nullopt;
-  fail_by_system(code, path, "cannot be accessed", errno);
-}
-
-struct stat status_of(const std::string& path, ExitCode code) {
-  const std::optional<struct stat> status = look(::stat, path, code);
-  if (!status) throw Error(code, fmt::format("{}: {}", path, std::strerror(ENOENT)));
-  return *status;
-}
 
 /// The descriptor of the pipe or socket of this process that `path` names; -1 where it names something else.
 int stream_named(const std::string& path) {
@@ -59,159 +33,7 @@ int stream_named(const std::string& path) {
 
 }  // namespace
 
-// --- Looking ---------------------------------------------------------------------------------------------------------
-
-FileKind kind_of(const std::string& path, ExitCode code) {
-  const std::optional<struct stat> status = look(::stat, path, code);
-  return status ? kind(*status) : FileKind::absent;
-}
-
-FileKind kind_of_entry(const std::string& path, ExitCode code) {
-  const std::optional<struct stat> status = look(::lstat, path, code);
-  return status ? kind(*status) : FileKind::absent;
-}
-
-bool has_file(const std::string& path, ExitCode code) {
-  const FileKind found = kind_of_entry(path, code);
-  if (found != FileKind::absent) require_regular(path, found, code);
-  return found != FileKind::absent;
-}
-
-/// Some file systems, such as /proc, give no sizes.
-static void require_empty(const std::string& path, ExitCode code) {
-  const Descriptor file = open_to_read(path, code);
-  if (char byte; ::pread(file.get(), &byte, 1, 0) > 0)
-    throw Error(code, path + ": its file system tells no size; copy it to another one");
-}
-
-std::uint64_t file_size(const std::string& path, ExitCode code) {
-  const struct stat status = status_of(path, code);
-  require_regular(path, kind(status), code);
-  if (status.st_size == 0) require_empty(path, code);
-  return static_cast<std::uint64_t>(status.st_size);
-}
-
-FileState state_of(const std::string& path, ExitCode code) {
-  const struct stat status = status_of(path, code);
-  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec,
-          status.st_mtim.tv_nsec};
-}
-
-bool same_file(const std::string& a, const std::string& b, ExitCode code) {
-  const std::optional<struct stat> first = look(::stat, a, code), second = look(::stat, b, code);
-  return first && second && first->st_dev == second->st_dev && first->st_ino == second->st_ino;
-}
-
-std::vector<std::string> list_directory(const std::string& path, ExitCode code) {
-  const auto close = [](DIR* directory) { ::closedir(directory); };
-  const std::unique_ptr<DIR, decltype(close)> directory(::opendir(path.c_str()), close);
-  if (!directory && errno == ENOENT) return {};
-  if (!directory) fail_by_system(code, path, "cannot be listed", errno);
-  std::vector<std::string> names;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(directory.get());
-    if (entry == nullptr && errno != 0) fail_by_system(code, path, "cannot be listed", errno);
-    if (entry == nullptr) break;
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  std::ranges::sort(names);
-  return names;
-}
-
-std::vector<std::string> glob_paths(const std::string& pattern, ExitCode code) {
-  // glob(3) hands failures to a function without context.
-  thread_local std::pair<std::string, int> failure;
-  failure = {};
-  const auto keep = [](const char* path, int reason) {
-    if (reason == ENOENT) return 0;
-    failure = {path, reason};
-    return 1;
-  };
-  glob_t matches{};
-  const int status = ::glob(pattern.c_str(), 0, keep, &matches);
-  std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-  ::globfree(&matches);
-  if (status == GLOB_ABORTED) fail_by_system(code, pattern, failure.first + " cannot be listed", failure.second);
-  if (status == GLOB_NOSPACE) fail_by_system(code, pattern, "cannot be searched", ENOMEM);
-  return paths;
-}
-
-std::string existing_part(const std::string& path, ExitCode code) {
-  std::string part = path;
-  while (kind_of_entry(part, code) == FileKind::absent && directory_of(part) != part) part = directory_of(part);
-  return part;
-}
-
-std::uint64_t free_space(const std::string& path, ExitCode code) {
-  struct statvfs status {};
-  if (::statvfs(path.c_str(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
-  return std::uint64_t{status.f_bavail} * status.f_frsize;
-}
-
-std::string working_directory(ExitCode code) {
-  std::error_code error;
-  const std::string path = std::filesystem::current_path(error).string();
-  if (error) fail_by_system(code, ".", "the working directory cannot be found", error.value());
-  return path;
-}
-
-std::string canonical_path(const std::string& path, ExitCode code) {
-  std::error_code error;
-  std::filesystem::path whole = std::filesystem::absolute(path, error);
-  if (!error) whole = std::filesystem::weakly_canonical(whole, error);
-  if (error) fail_by_system(code, path, "cannot be found", error.value());
-  return whole.string();
-}
-
-void require_possible_path(const std::string& path, ExitCode code) {
-  const auto long_name = [](const auto& name) { return name.string().size() > NAME_MAX; };
-  if (path.size() < PATH_MAX && std::ranges::none_of(std::filesystem::path(path), long_name)) return;
-  fail_by_system(code, path, "cannot be a file", ENAMETOOLONG);
-}
-
-std::string name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
-
-std::string directory_of(const std::string& path) {
-  const std::string directory = std::filesystem::path(path).parent_path().string();
-  return directory.empty() ? "." : directory;
-}
-
 // --- Reading ---------------------------------------------------------------------------------------------------------
-
-Descriptor::~Descriptor() {
-  if (number_ >= 0) ::close(number_);
-}
-
-Descriptor open_to_read(const std::string& path, ExitCode code) {
-  const FileKind found = kind_of(path, code);
-  if (found == FileKind::absent) throw Error(code, path + ": no such file");
-  if (found == FileKind::directory) throw Error(code, path + ": a directory; name a file in it");
-  return open_regular(path, O_RDONLY, code);
-}
-
-Descriptor open_directory(const std::string& path, ExitCode code) {
-  Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0) fail_by_system(code, path, "cannot be opened", errno);
-  return directory;
-}
-
-void require_writable(const std::string& path, ExitCode code) { open_regular(path, O_RDWR, code); }
-
-void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
-             ExitCode code) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0)
-      fail_by_system(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
-    if (count == 0)
-      throw Error(code, fmt::format("{}: truncated: ends at byte {}, {} more expected", path, offset, bytes.size()));
-    offset += static_cast<std::uint64_t>(count);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-}
 
 std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
   const Descriptor file = open_to_read(path, code);
@@ -242,6 +64,8 @@ std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCod
 }
 
 // --- Writing ---------------------------------------------------------------------------------------------------------
+
+void require_writable(const std::string& path, ExitCode code) { open_regular(path, O_RDWR, code); }
 
 void require_possible_directory(const std::string& path, ExitCode code) {
   const std::string there = existing_part(path, code);
@@ -332,68 +156,6 @@ std::string set_aside(const std::string& path, ExitCode code) {
   if (std::rename(path.c_str(), to.c_str()) != 0) fail_by_system(code, path, "cannot be renamed to " + to, errno);
   sync_directory(directory_of(to), code);
   return to;
-}
-
-bool names_file(const std::string& path, const Descriptor& file, ExitCode code) {
-  const std::optional<struct stat> named = look(::stat, path, code);
-  struct stat own {};
-  if (::fstat(file.get(), &own) != 0) fail_by_system(code, path, "cannot be accessed", errno);
-  return named && named->st_dev == own.st_dev && named->st_ino == own.st_ino;
-}
-
-// --- For the modules that open files
-// -----------------------------------------------------------------------------------
-
-bool passes(int reason) {
-  const bool is_held = reason == EAGAIN || reason == EWOULDBLOCK || reason == ENOLCK;
-  return is_held || reason == ESTALE || reason == EINTR;
-}
-
-void fail_by_system(ExitCode code, const std::string& path, const std::string& what, int reason) {
-  const std::string message = fmt::format("{}: {}: {}", path, what, std::strerror(reason));
-  if (passes(reason)) throw Busy(code, message);
-  throw Error(code, message);
-}
-
-void require_regular(const std::string& path, FileKind found, ExitCode code) {
-  if (found == FileKind::regular) return;
-  throw Error(code, fmt::format("{}: {}, not a regular file", path, kind_text(found)));
-}
-
-const char* kind_text(FileKind kind) {
-  if (kind == FileKind::directory) return "a directory";
-  if (kind == FileKind::symlink) return "a symbolic link";
-  return kind == FileKind::other ? "a device, FIFO or socket" : "a file";
-}
-
-Descriptor open_regular(const std::string& path, int flags, ExitCode code) {
-  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
-  if (file.get() < 0) {
-    const int reason = errno;
-    const FileKind found = kind_of_entry(path, code);
-    const bool wrong_kind = reason == ELOOP || reason == EISDIR || reason == ENXIO;
-    if (wrong_kind && found != FileKind::absent) require_regular(path, found, code);
-    fail_by_system(code, path, "cannot be opened", reason);
-  }
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
-  require_regular(path, kind(status), code);
-  return file;
-}
-
-void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!write_whole(file.get(), text)) fail_by_system(code, path, "cannot be written", errno);
-}
-
-void close_written(Descriptor& file, const std::string& path, ExitCode code) {
-  if (::close(file.release()) != 0 && errno != EINTR) fail_by_system(code, path, "cannot be written", errno);
-}
-
-std::uint64_t links_of(const Descriptor& file, const std::string& path, ExitCode code) {
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_by_system(code, path, "cannot be accessed", errno);
-  return status.st_nlink;
 }
 
 }  // namespace nanorun

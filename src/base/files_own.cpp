@@ -25,6 +25,35 @@ void require_own_place(const std::string& path, FileKind wanted, ExitCode code) 
                                 kind_text(wanted)));
 }
 
+void clear_own_place(const std::string& path, ExitCode code, const std::function<bool()>& is_own) {
+  const FileKind found = kind_of_entry(path, code);
+  if (found == FileKind::absent) return;
+  bool own = false;
+  if (found == FileKind::regular) quietly([&] { own = is_own(); });
+  if (own) return;
+  warn(fmt::format("{}: not written by this run; {} is kept as {}", path,
+                   found == FileKind::regular ? "the file" : kind_text(found), set_aside(path, code)));
+}
+
+void clear_own_partial(const std::string& partial, ExitCode code) {
+  clear_own_place(partial, code, [&] { return file_size(partial, code) == 0; });
+}
+
+std::string obstacle_to_renaming(const std::string& directory, ExitCode code) {
+  try {
+    require_possible_directory(directory_of(directory), code);
+  } catch (const Error& error) {
+    return error.what();
+  }
+#ifdef STATX_ATTR_MOUNT_ROOT  // Linux 5.8
+  struct statx status {};
+  if (::statx(AT_FDCWD, directory.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
+      (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0)
+    return "a file system is mounted there";
+#endif
+  return "";
+}
+
 OwnDirectory::OwnDirectory(const std::string& path, ExitCode code) : path_(path), code_(code) {
   require_own_place(path, FileKind::directory, code);
   directory_ = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

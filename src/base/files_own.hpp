@@ -1,8 +1,10 @@
 #pragma once
-// Directories inside a run's directory that belong to the run alone, such as that of the heartbeats: a symbolic link in
-// place of such a directory, or of a file in it, is not followed. Errors are those of src/base/files.hpp.
+// Places inside a run's directory that belong to the run alone: what else stands there is refused or kept under another
+// name. In a directory such as that of the heartbeats no symbolic link is followed. Errors are those of
+// src/base/files.hpp.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,18 @@ namespace nanorun {
 
 /// Throws where the path names anything but a regular file, or a directory, whichever is `wanted`, or nothing.
 void require_own_place(const std::string& path, FileKind wanted, ExitCode code);
+
+/// Makes the place of a file of the run free: renames what stands at `path` to free_name(path), of a link the link
+/// itself, and warns. Leaves a regular file for which is_own() returns true, since it may be replaced. A file for which
+/// is_own() throws is not the run's.
+void clear_own_place(const std::string& path, ExitCode code, const std::function<bool()>& is_own);
+
+/// clear_own_place() for a file that is written in one go under this name and then renamed: only an empty one stays.
+void clear_own_partial(const std::string& partial, ExitCode code);
+
+/// Why the directory cannot get another name: the one above cannot be written, or it is a mount point. Empty where
+/// nothing speaks against it.
+std::string obstacle_to_renaming(const std::string& directory, ExitCode code);
 
 /// A directory that is held open. If its path names something else later, such as a link, files are still written into
 /// this directory. Their names are given without the directory.

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <vector>
 
+#include "src/base/files_own.hpp"
+
 namespace nanorun {
 
 namespace {
@@ -69,6 +71,7 @@ void unshare_file(const std::string& path, ExitCode code) {
 
 void replace_by_copy(const std::string& path, ExitCode code) {
   const Descriptor from = open_to_read(path, code);
+  clear_own_partial(partial_of(path), code);
   replace_file(path, code, [&](const std::string& partial) {
     constexpr std::uint64_t max_part = 1 << 20;  // bytes
     AppendFile to(partial, code);
@@ -103,6 +106,7 @@ std::string AppendFile::text() const {
 }
 
 void replace_text(const std::string& path, ExitCode code, const std::string& text) {
+  clear_own_partial(partial_of(path), code);
   replace_file(path, code, [&](const std::string& partial) {
     AppendFile file(partial, code);
     file.write(text);

@@ -143,7 +143,7 @@ struct Entry {
   std::size_t row;
   std::string name;  ///< name of a key
   const toml::node* value;
-  toml::source_position place;
+  toml::source_position position;
 };
 
 /// The entries in the order of the file; toml::table sorts them by name.
@@ -168,12 +168,12 @@ std::vector<Entry> entries_of(const toml::table& deck) {
       }
     }
   }
-  std::ranges::stable_sort(entries, [](const Entry& a, const Entry& b) { return a.place < b.place; });
+  std::ranges::stable_sort(entries, [](const Entry& a, const Entry& b) { return a.position < b.position; });
   return entries;
 }
 
 void apply_entry(Config& config, const std::string& file, const Entry& entry) {
-  const std::string where = fmt::format("{}:{}", file, entry.place.line);
+  const std::string where = fmt::format("{}:{}", file, entry.position.line);
   switch (entry.kind) {
     case Entry::Kind::key:
       return set_key(config, where, known_key(where, {entry.section, entry.row}, entry.name), entry.row, *entry.value);
@@ -286,7 +286,7 @@ int padded_vocabulary(const ModelConfig& model) { return kernels::ceil_div(model
 
 int turning_pairs(const ModelConfig& model) { return model.head_dim / (model.rotary == RotaryKind::full ? 2 : 4); }
 
-kernels::LmHeadPrecision head_precision(const Config& config) {
+kernels::LmHeadPrecision lm_head_precision(const Config& config) {
   const LmHeadChoice choice = config.head.precision;
   const bool fp8 = choice == LmHeadChoice::fp8 || (choice == LmHeadChoice::automatic && !computes_in_fp32);
   return fp8 ? kernels::LmHeadPrecision::fp8 : kernels::LmHeadPrecision::working;

@@ -295,13 +295,13 @@ std::string key_reference();
 /// nearest step.
 long scheduled_end(const Config& config, int stage);
 
-/// Columns of the head: the vocabulary padded to a multiple of 128.
+/// Columns of the LM head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
 
-/// Number of pairs of dims of a head that the rotary embedding turns: the first ones.
+/// Number of pairs of dims of an attention head that the rotary embedding turns: the first ones.
 int turning_pairs(const ModelConfig& model);
 
-/// Format of the head's GEMMs in training: head.precision, with "auto" as this build takes it.
-kernels::LmHeadPrecision head_precision(const Config& config);
+/// Format of the LM head's GEMMs in training: head.precision, with "auto" as this build takes it.
+kernels::LmHeadPrecision lm_head_precision(const Config& config);
 
 }  // namespace nanorun

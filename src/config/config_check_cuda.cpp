@@ -16,7 +16,7 @@ void check_cuda(Rules& rules, Passes passes) {
   rules.require(model.width <= limits::max_row, {"model.width"}, "model.width = {} must be at most {} on CUDA devices",
                 model.width, limits::max_row);
   rules.require(padded_vocabulary(model) <= limits::max_vocabulary, {"model.vocabulary"},
-                "model.vocabulary = {}: the head on CUDA devices takes at most {} columns, the padded ones included",
+                "model.vocabulary = {}: the LM head on CUDA devices takes at most {} columns, the padded ones included",
                 model.vocabulary, limits::max_vocabulary);
   rules.require(model.composed_layers.empty() || model.composition_window <= limits::max_composition_window,
                 {"model.composition_window", "model.composed_layers"},

@@ -7,11 +7,11 @@ namespace nanorun::key_rows {
 std::vector<Key> model_keys() {
   return {
       {NANORUN_KEY(model, vocabulary), trains, between(2, 65536),
-       "token ids are below this; the head has as many columns, padded to a multiple of 128"},
+       "token ids are below this; the LM head has as many columns, padded to a multiple of 128"},
       {NANORUN_KEY(model, width), trains, multiple_of(4, max_width),
        "width d of the residual stream; equals heads * head_dim"},
       {NANORUN_KEY(model, heads), trains, between(1, 1024), "attention heads"},
-      {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of a head"},
+      {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of an attention head"},
       {NANORUN_KEY(model, layers), trains, between(1, max_layers), "blocks; even with residual = \"unet\""},
       {NANORUN_KEY(model, mlp_ratio), trains, between(1, 64), "hidden width of the MLP in units of model.width"},
       {NANORUN_KEY(model, norm_eps), trains, above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
@@ -34,11 +34,11 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, init_scale), trains, at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
       {NANORUN_KEY(model, zero_outputs), trains, any(),
-       "output projections and the head start at zero; the head does not where it is tied"},
+       "output projections and the LM head start at zero; the LM head does not where it is tied"},
       {NANORUN_KEY(model, zero_attention_outputs), trains, any(),
        "with zero_outputs: whether attention's output projections do, too"},
       {NANORUN_KEY(model, init_embedding), trains, at_least(0),
-       "standard deviation of the initial token embedding, and of a tied head"},
+       "standard deviation of the initial token embedding, and of a tied LM head"},
       {NANORUN_KEY(model, init_value_embedding), trains, at_least(0),
        "standard deviation of the initial value embeddings"},
   };
@@ -49,7 +49,7 @@ std::vector<Key> topology_keys() {
   const Check layer = between(0, max_layers - 1), layer_or_none = between(-1, max_layers - 1);
   return {
       {NANORUN_KEY(model, tied_head), trains, any(),
-       "head and embedding start alike and are one parameter up to train.untie_step"},
+       "LM head and embedding start alike and are one parameter up to train.untie_step"},
       {NANORUN_KEY(model, residual), trains, any(),
        "how blocks join the residual stream: unet (skips join the first half to the second), or scaled (learned "
        "factors on stream and branch, and the additions that the keys below name)"},
@@ -102,7 +102,8 @@ std::vector<Key> topology_keys() {
 
 std::vector<Key> lm_head_keys() {
   return {
-      {NANORUN_KEY(head, precision), trains, any(), "format of the head's GEMMs in training; auto: the device's best"},
+      {NANORUN_KEY(head, precision), trains, any(),
+       "format of the LM head's GEMMs in training; auto: the device's best"},
       {NANORUN_KEY(head, scale_x), trains, above(0), "fp8: factor on the activations before rounding to e4m3"},
       {NANORUN_KEY(head, scale_w), trains, above(0), "fp8: factor on the weights before rounding to e4m3"},
       {NANORUN_KEY(head, scale_g), trains, above(0),

@@ -25,7 +25,7 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, loss), trains, any(),
        "what is differentiated of the losses of a sequence's tokens: their mean or their sum"},
       {NANORUN_KEY(train, untie_step), trains, between(-1, max_steps),
-       "model.tied_head: head and embedding are one parameter up to the update at this step; -1: they only start "
+       "model.tied_head: LM head and embedding are one parameter up to the update at this step; -1: they only start "
        "alike"},
   };
 }
@@ -100,7 +100,7 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, orthogonalisation), trains, any(),
        "Muon: iteration that orthogonalises updates: Newton-Schulz, or Polar Express"},
       {NANORUN_KEY(optimizer, muon_block_heads), trains, between(0, 1024),
-       "Muon: heads of query and key matrices that are orthogonalised together; 0: all"},
+       "Muon: attention heads of query and key matrices that are orthogonalised together; 0: all"},
       {NANORUN_KEY(optimizer, normuon_beta), trains, fraction_below_one(),
        "Muon: decay of the second moment of each row or column (NorMuon); 0: none is kept"},
       {NANORUN_KEY(optimizer, muon_decay), trains, at_least(0),
@@ -120,7 +120,7 @@ std::vector<Key> optimizer_keys() {
        "Adam: format in which it keeps its moments; bf16: rounded after each update, which itself takes them "
        "unrounded"},
       {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},
-      {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the head"},
+      {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the LM head"},
       {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0), "Adam: learning rate of the blocks' scalar weights"},
       {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
   };
@@ -137,9 +137,9 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, decay), trains, at_least(0),
        "Adam: cautious weight decay, w -= lr^2 decay w where the update has the sign of w"},
       {NANORUN_ROW_KEY(group, master), trains, any(),
-       "Adam: as optimizer.adam_master; a tied embedding has the head's; Muon's masters are fp32"},
+       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
-       "Adam: as optimizer.adam_moments; a tied embedding has the head's; Muon's momentum is fp32"},
+       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32"},
   };
 }
 

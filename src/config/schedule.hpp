@@ -67,9 +67,9 @@ bool validation_due(const Config& config, long step);
 /// Whether a checkpoint follows after `step` updates, though nothing stops the run.
 bool checkpoint_due(const Config& config, long step);
 
-/// Rotary frequencies in radians per position of the pairs j < D/2 of a head, and the factor on q kᵀ, in a stage. YaRN
-/// (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with r = w f / 2 pi for
-/// the window w of the stage before and w' of the new one, g = clamp((r - 1) / 31, 0, 1),
+/// Rotary frequencies in radians per position of the pairs j < D/2 of an attention head, and the factor on q kᵀ, in a
+/// stage. YaRN (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with
+/// r = w f / 2 pi for the window w of the stage before and w' of the new one, g = clamp((r - 1) / 31, 0, 1),
 ///   f = f (w / w' + g (1 - w / w')),  scale = scale (1 + 0.2 ln(w' / w))
 struct RotaryStage {
   std::vector<double> frequencies;

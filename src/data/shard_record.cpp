@@ -26,18 +26,18 @@ std::string difference_at(std::size_t index, const ShardRecord& record, const st
     return std::ranges::any_of(list, [&](const KnownShard& shard) { return shard.name == sought; });
   };
   const bool is_listed = holds(shards, name);
-  const std::string place = fmt::format("training shard {} of the checkpoint, {}, ", index + 1, name);
-  if (index >= shards.size()) return place + "is no longer listed";
+  const std::string position = fmt::format("training shard {} of the checkpoint, {}, ", index + 1, name);
+  if (index >= shards.size()) return position + "is no longer listed";
   const KnownShard& now = shards[index];
   const bool was_recorded = holds(record.shards, now.name);
-  if (now.name == name) return place + "holds other tokens now";
+  if (now.name == name) return position + "holds other tokens now";
   if (!is_listed && !was_recorded) {
-    if (content.empty()) return place + "was renamed or replaced: " + now.name + " is in its place";
-    return place + (now.content == content ? "is now named " : "was replaced by ") + now.name;
+    if (content.empty()) return position + "was renamed or replaced: " + now.name + " is in its place";
+    return position + (now.content == content ? "is now named " : "was replaced by ") + now.name;
   }
-  if (!is_listed) return place + "is no longer listed";
-  if (!was_recorded) return place + "comes later now: " + now.name + " was added before it";
-  return place + "is not in its place, which is now that of " + now.name;
+  if (!is_listed) return position + "is no longer listed";
+  if (!was_recorded) return position + "comes later now: " + now.name + " was added before it";
+  return position + "is not in its place, which is now that of " + now.name;
 }
 
 }  // namespace

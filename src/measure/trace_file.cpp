@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/base/file_lock.hpp"
+#include "src/base/files_own.hpp"
 #include "src/measure/trace.hpp"
 #include "src/storage/h5.hpp"
 
@@ -63,6 +64,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step, const 
   if (!missing.empty()) {
     warn(fmt::format("{}: lacks {}, which an earlier job could not write", path, missing));
   }
+  clear_own_partial(partial_of(path), ExitCode::output);
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
     create_trace(partial, std::max(earlier.columns, ranks), earlier, provenance);
   });

@@ -169,12 +169,8 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
   }
   for (const BlockPlan& plan : this->plan) {
     Mat<T>& d = d_layer_input.emplace_back();
-    if (!plan.input_is_tapped) continue;
-    // In a U-net's decoder layer the output is dead once the backward pass sends the gradient of the layer's skip to
-    // this input. The first decoder layer reads its own input as skip, whose gradient is part of d_x.
-    const bool unet = model.residual == Residual::unet;
-    if (!unet) d = stream();
-    if (unet && plan.layer < model.layers / 2) d = block[model.layers - plan.layer].x_out;
+    if (plan.sent_gradient == SentGradient::own) d = stream();
+    if (plan.sent_gradient == SentGradient::output_of_skip_reader) d = block[plan.skip_reader].x_out;
   }
   if (model.value_path == ValuePath::first) d_v_first = take_matrix<acc_t<T>>(allocator, length, model.width);
   if (model.bigram_rows > 0) d_bigram = stream();
@@ -219,7 +215,7 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
 template <class T>
 void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const kernels::LmHeadPrecision precision = training() ? head_precision(config) : kernels::LmHeadPrecision::working;
+  const kernels::LmHeadPrecision precision = training() ? lm_head_precision(config) : kernels::LmHeadPrecision::working;
   const std::size_t bytes =
       std::max({allocate_scratch(config, {}),
                 ops::lm_head_workspace<T>(length, padded_vocabulary(model), model.width, precision),

@@ -60,7 +60,7 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                    saved.qkv.col_block(0, 2 * width), saved.rstd_qk,
                                    saved.qkv.col_block(2 * width, width), a.d_q, d_k, d_v, d_v_extra, rotary,
                                    values_.residual(a, feed.sequence, layer));
-  if (layer == 0 && a.d_v_first) ops::add<T>(stream, d_v, a.d_v_first);
+  if (plan.lends_values) ops::add<T>(stream, d_v, a.d_v_first);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), a.d_qkv, saved.norm.n,
                                  d_matrices);
   ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,

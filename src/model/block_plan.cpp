@@ -1,6 +1,7 @@
 #include "src/model/block_plan.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "src/config/layer_list.hpp"
 #include "src/model/net_plan.hpp"
@@ -14,6 +15,12 @@ namespace {
 int attention_input_of(const ModelConfig& config, int layer) {
   const int source = config.attention_source;
   return source >= 0 && layer > source ? source + 1 : layer;
+}
+
+/// The layer whose input a layer adds as a skip, or -1. A U-net's first decoder layer adds its own.
+int skip_input_of(const ModelConfig& config, int layer) {
+  if (config.residual == Residual::unet) return layer >= config.layers / 2 ? config.layers - layer : -1;
+  return layer == config.skip_to ? config.skip_from + 1 : -1;
 }
 
 /// Whether layers above, or their mixes, read a layer's input too.
@@ -77,6 +84,7 @@ void plan_values(BlockPlan& plan, const ModelConfig& config) {
   const bool has_table = plan.value_table >= 0;
   plan.scales_values = config.residual == Residual::scaled;
   plan.takes_up_first_values = config.value_path == ValuePath::first;
+  plan.lends_values = plan.takes_up_first_values && plan.layer == 0;
   plan.takes_up_values = has_table || plan.takes_up_first_values;
   plan.gates_value_rows = has_table && config.value_path == ValuePath::gated_embeddings;
   plan.gates_read_rows = plan.gates_value_rows && !names(config.value_layers_gated_by_input, plan.layer);
@@ -99,6 +107,7 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   plan.input_is_tapped = is_tapped(config, layer);
   plan.input_is_norm = training && !is_input_kept(config, layer);
   plan.adds_injections = has_injections(config, layer);
+  plan.injects_bigrams = plan.adds_injections && config.bigram_rows > 0 && layer > 0;  // layer 0's input has them
   plan.attention_is_implied = plan.adds_injections;
   plan.mlp_is_implied = !plan.mudd && is_normed_by_mix_below(config, layer + 1);
   plan.norms_next = training && is_normed_by_mix_below(config, layer + 1);
@@ -116,7 +125,48 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   if (plan.mixes_input) plan.joins_in = BlockMix::before;
 }
 
+/// Needs the plan of streams.
+void plan_skips(BlockPlan& plan, const ModelConfig& config, Mode mode) {
+  const int layer = plan.layer;
+  const bool unet = config.residual == Residual::unet;
+  plan.skip_input = skip_input_of(config, layer);
+  plan.sends_skip_gradient = mode == Mode::training && plan.skip_input >= 0 && plan.skip_input != layer;
+  plan.starts_skip_gradient = plan.sends_skip_gradient && unet;
+  plan.starts_x0_gradient = unet && layer + 1 == config.layers;
+  if (!plan.input_is_tapped) return;
+  if (unet) plan.skip_reader = config.layers - layer;
+  if (!unet) plan.sent_gradient = SentGradient::own;
+  if (unet && plan.skip_reader != layer) plan.sent_gradient = SentGradient::output_of_skip_reader;
+}
+
+InjectionSum injection_sum(const std::vector<BlockPlan>& plans, int begin, int end) {
+  const auto above = plans.begin() + end;
+  InjectionSum sum{.begin = begin, .end = end};
+  sum.adds_to_x0 = std::any_of(above, plans.end(), std::mem_fn(&BlockPlan::adds_injections));
+  sum.adds_to_bigrams = sum.adds_to_x0 || std::ranges::any_of(plans, &BlockPlan::sends_to_bigrams);
+  return sum;
+}
+
+/// Layer from which on the plans have sums of injections.
+int first_summed(const std::vector<BlockPlan>& plans) {
+  const auto found = std::ranges::find_if(plans, [](const BlockPlan& plan) { return !plan.injections.empty(); });
+  return static_cast<int>(found - plans.begin());
+}
+
+/// Injections are summed before the backward pass of a net, which takes the gradients of their coefficients.
+void plan_injections(std::vector<BlockPlan>& plans, const ModelConfig& config) {
+  for (int layer = config.layers - 1; layer >= 0; --layer) {
+    const int end = first_summed(plans);
+    const bool any = std::any_of(plans.begin() + layer, plans.begin() + end, std::mem_fn(&BlockPlan::adds_injections));
+    if (any && feeds_a_net(config, layer)) plans[layer].injections = injection_sum(plans, layer, end);
+  }
+}
+
 }  // namespace
+
+InjectionSum last_injections(const std::vector<BlockPlan>& plans) {
+  return injection_sum(plans, -1, first_summed(plans));
+}
 
 std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode) {
   std::vector<BlockPlan> plans(config.layers);
@@ -126,6 +176,7 @@ std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode) {
     plan_attention(plan, config, mode);
     plan_values(plan, config);
     plan_streams(plan, config, mode);
+    plan_skips(plan, config, mode);
     if (plan.attention_norm != NormMaker::layer_below) continue;
     plan.shares_norm = true;
     for (int below = plan.norm_owner; below < layer; ++below) {
@@ -133,6 +184,7 @@ std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode) {
       if (other.attends && other.norm_owner == plan.norm_owner) other.shares_norm = other.adds_norm_gradient = true;
     }
   }
+  plan_injections(plans, config);
   return plans;
 }
 

@@ -31,6 +31,24 @@ enum class OutputBuffer {
 /// The mixes of a block, in the order of the forward pass.
 enum class BlockMix { before, after_attention, after_mlp };
 
+/// Where the gradients lie that layers above send to a block's input.
+enum class SentGradient {
+  none,                   ///< nowhere: none are sent
+  own,                    ///< in a buffer of their own
+  output_of_skip_reader,  ///< in the output of the block that reads the input as its skip, which then no one reads
+};
+
+/// The layers [begin, end) whose injections send their gradients to x0 and to the bigram embeddings in one op. It
+/// follows the backward pass of layer `begin`; begin = -1 stands for the first mix, which the op then includes.
+struct InjectionSum {
+  int begin = 0;
+  int end = 0;
+  bool adds_to_x0 = false;       ///< x0 has got a gradient before; else the op overwrites it
+  bool adds_to_bigrams = false;  ///< the bigram embeddings have got a gradient before
+
+  bool empty() const { return begin == end; }
+};
+
 struct BlockPlan {
   int layer = 0;
   bool mudd = false;  ///< it mixes by columns of a MUDD net, see is_mudd_layer()
@@ -39,6 +57,8 @@ struct BlockPlan {
   bool mixes_input = false;      ///< it begins with a mix, BlockMix::before
   bool input_is_norm = false;    ///< its input is kept only as the norm that its attention reads
   bool input_is_tapped = false;  ///< layers above, or their mixes, read its input too and send gradients to it
+  int skip_input = -1;           ///< BlockMix::before adds the input of this layer as a skip; -1: none
+  int skip_reader = -1;          ///< U-net: the layer that adds this block's input as its skip; -1: none
 
   // Attention.
   bool attends = false;             ///< it has attention
@@ -58,6 +78,7 @@ struct BlockPlan {
   bool scales_values = false;          ///< its values and attention's output have factors (attention_factors)
   bool takes_up_values = false;        ///< its values are mixed with layer 0's or with a value embedding
   bool takes_up_first_values = false;  ///< its values are mixed with layer 0's
+  bool lends_values = false;           ///< it is layer 0 there: layers above send gradients to its values
   int value_table = -1;                ///< index of that value embedding; -1: none
   bool gates_value_rows = false;       ///< the rows of the value embedding have gates
   bool gates_read_rows = false;        ///< these gates read the rows too, else only the norm that attention reads
@@ -65,7 +86,8 @@ struct BlockPlan {
   bool completes_value_table = false;  ///< no layer below adds to the gradient of the table
 
   // What attention and the MLP add to the stream.
-  bool adds_injections = false;       ///< the mix behind attention adds x0 and the bigram embeddings
+  bool adds_injections = false;       ///< the mix behind attention adds x0
+  bool injects_bigrams = false;       ///< it adds the bigram embeddings too
   bool attention_is_implied = false;  ///< attention's output is not kept: its mix recovers it from the norm of the sum
   bool mlp_is_implied = false;        ///< the MLP's output is not kept: its mix recovers it from the norm of the sum
 
@@ -78,7 +100,12 @@ struct BlockPlan {
   bool leaves_factors = false;   ///< mixes write the gradient g of their sum; branches multiply g by their factor
   bool hands_on_factor = false;  ///< the gradient of the input is a factor times g; the block below multiplies
   BlockMix joins_in = BlockMix::after_mlp;  ///< the mix that adds what layers above have sent to the block's input
-  bool sends_to_bigrams = false;  ///< it sends the bigram embeddings a gradient apart from those of injections
+  SentGradient sent_gradient = {};          ///< where these gradients lie
+  bool sends_skip_gradient = false;   ///< its skip's gradient is sent to skip_input; else it joins that of the stream
+  bool starts_skip_gradient = false;  ///< it is the first that is sent there
+  bool starts_x0_gradient = false;    ///< U-net: no layer above sends x0 a gradient
+  bool sends_to_bigrams = false;      ///< its MUDD mix sends the bigram embeddings a gradient
+  InjectionSum injections;            ///< those whose gradients are summed behind its backward pass
   // What is cleared before the backward pass. Elsewhere the first gradient that is sent overwrites the buffer.
   bool clears_input_gradient = false;  ///< what layers above send to the block's input
   bool clears_row_gradient = false;    ///< what layers send to the rows of its value embedding
@@ -86,5 +113,8 @@ struct BlockPlan {
 
 /// The plans of all blocks, for sequences of a mode.
 std::vector<BlockPlan> block_plans(const ModelConfig& config, Mode mode);
+
+/// The injections whose gradients are summed behind the backward pass of all blocks, with the first mix.
+InjectionSum last_injections(const std::vector<BlockPlan>& plans);
 
 }  // namespace nanorun

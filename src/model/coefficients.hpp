@@ -2,7 +2,6 @@
 // The outputs of the coefficient nets, by the names of their columns (src/model/net_plan.hpp). Each net runs once in a
 // forward pass, when the pass comes to the layer input that the net reads.
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -52,10 +51,6 @@ class Coefficients {
   void backward(kernels::Stream stream, const CoefficientActivations<T>& a, int layer_input, kernels::Mat<T> d_x,
                 kernels::Mat<const T> x) const;
 
-  /// Whether a net reads the input of a layer.
-  bool reads(int layer_input) const {
-    return std::ranges::any_of(plans_, [=](const NetPlan& plan) { return plan.layer_input == layer_input; });
-  }
   /// Whether a net gives the columns of that name.
   bool has(const std::string& columns) const { return find(columns).net >= 0; }
   /// The columns of that name.

@@ -122,18 +122,16 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
 /// From a.d_final_norm, the gradient of the final norm.
 template <class T>
 void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks) {
-  const int layers = config_.model.layers;
   const bool unet = config_.model.residual == Residual::unet;
   clear_gradients(a);
   final_norm_backward(a);
   ops::ScaledGradient<T> d_stream;
-  int injected = layers;  // from this layer on, x0 and the bigram embeddings have their gradients
-  for (int layer = layers - 1; layer >= 0; --layer) {
+  for (int layer = config_.model.layers - 1; layer >= 0; --layer) {
     if (unet) {
       unet_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else {
       d_stream = scaled_block_backward(a, feed, d_matrices, d_stream, a.plan[layer]);
-      if (coefficients_.reads(layer)) injected = injections_backward(a, layer, injected);
+      injections_backward(a, a.plan[layer].injections);
       coefficients_.backward(stream_, a.coefficients, layer, a.d_x, a.layer_input(layer));
     }
     values_.backward_table(stream_, a, feed.sequence, layer);
@@ -142,7 +140,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
   if (unet) {
     ops::add<T>(stream_, a.d_x0, a.d_x);
   } else {
-    injections_backward(a, -1, injected);
+    injections_backward(a, last_injections(a.plan));
   }
   coefficients_.backward(stream_, a.coefficients, reads_x0, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
@@ -256,18 +254,13 @@ void Model<T>::final_norm_backward(Activations<T>& a) {
   }
 }
 
-/// Makes or adds to a.d_x0 and a.d_bigram what the mixes of layers [begin, end) send them; layer -1: the first mix.
-/// Returns the layer from which on all have sent theirs, where all from `end` on had.
+/// Makes or adds to a.d_x0 and a.d_bigram what the mixes of a sum send them.
 template <class T>
-int Model<T>::injections_backward(Activations<T>& a, int begin, int end) {
-  const std::vector<ops::SharingMix<T>> mixes = mixes_.injections(a, begin, end);
-  if (mixes.empty()) return end;
-  const bool adds = !mixes_.injections(a, end, config_.model.layers).empty();
-  const bool adds_to_bigrams = adds || std::ranges::any_of(a.plan, &BlockPlan::sends_to_bigrams);
-  const ops::SharedStream<T> x0{.x = a.input.x0, .d = a.d_x0, .accumulates = adds};
-  const ops::SharedStream<T> bigram{.x = a.input.bigram, .d = a.d_bigram, .accumulates = adds_to_bigrams};
-  ops::shared_streams_backward<T>(stream_, {x0, bigram}, mixes);
-  return begin;
+void Model<T>::injections_backward(Activations<T>& a, const InjectionSum& sum) {
+  if (sum.empty()) return;
+  const ops::SharedStream<T> x0{.x = a.input.x0, .d = a.d_x0, .accumulates = sum.adds_to_x0};
+  const ops::SharedStream<T> bigram{.x = a.input.bigram, .d = a.d_bigram, .accumulates = sum.adds_to_bigrams};
+  ops::shared_streams_backward<T>(stream_, {x0, bigram}, mixes_.injections(a, sum));
 }
 
 /// Clears the gradients that nothing overwrites. In the other gradients, the first one that is sent replaces what is

@@ -98,7 +98,7 @@ class Model {
                                                const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
-  int injections_backward(Activations<T>& a, int begin, int end);
+  void injections_backward(Activations<T>& a, const InjectionSum& sum);
   void clear_gradients(const Activations<T>& a);
   void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr);
   void norm_backward(kernels::Mat<T> d_x, kernels::Output output, const ops::NormGradient<T>& d_norm);

@@ -42,7 +42,7 @@ kernels::LmHeadOptions lm_head_options(const Config& config) {
   options.kind = config.model.softcap_kind;
   options.softcap_shift = config.model.softcap_shift;
   options.softcap_width = config.model.softcap_width;
-  options.precision = head_precision(config);
+  options.precision = lm_head_precision(config);
   options.scale_x = config.head.scale_x;
   options.scale_w = config.head.scale_w;
   options.scale_g = config.head.scale_g;

@@ -102,7 +102,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   }
 }
 
-/// The head comes first: Model::d_others_, which one op zeroes, holds the gradients of all that lies behind it.
+/// The LM head comes first: Model::d_others_, which one op zeroes, holds the gradients of all that lies behind it.
 void ParameterTable::add_lm_head(const ModelConfig& config) {
   if (config.tied_head) {
     add("head", 1, padded_vocabulary(config), config.width, Group::lm_head, Init::normal, config.init_embedding);
@@ -123,7 +123,7 @@ void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   }
 }
 
-/// A tied embedding has the padding of the head.
+/// A tied embedding has the padding of the LM head.
 void ParameterTable::add_embeddings(const ModelConfig& config) {
   const auto width = static_cast<std::size_t>(config.width);
   const int rows = config.tied_head ? padded_vocabulary(config) : config.vocabulary;

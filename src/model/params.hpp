@@ -52,7 +52,7 @@ struct Parameter {
 /// is a matrix in Group::matrix, a row in a table, an element among learned scalars.
 struct Bucket {
   Group group = Group::scalar;
-  /// No lower layer uses the tensors: config.layers for the head, the first layer of its group for a bucket of
+  /// No lower layer uses the tensors: config.layers for the LM head, the first layer of its group for a bucket of
   /// matrices, the layer that reads a table of value embeddings first, -1 for other tables, nets, learned scalars and
   /// fixed tensors. The forward pass needs the weights from there on; the gradients are complete once the backward pass
   /// has left it.

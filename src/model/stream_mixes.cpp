@@ -23,7 +23,7 @@ MixTerms<T> StreamMixes<T>::before(const Activations<T>& a, int layer) const {
   if (a.plan[layer].mudd) return mudd_before(a, layer);
   MixTerms<T> terms;
   terms.add(a.layer_input(layer), a.d_x);
-  ops::MixTerm<T>& skip = add_skip(terms, a, model_.skip_from + 1, layer);
+  ops::MixTerm<T>& skip = add_skip(terms, a, a.plan[layer]);
   skip.scalars[0] = parameters_.sigmoid_factor("skip_factor");
   if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip");
   if (a.input.skip_gate) skip.per_token = {a.input.skip_gate.data, a.d_skip_gate.data};
@@ -32,19 +32,18 @@ MixTerms<T> StreamMixes<T>::before(const Activations<T>& a, int layer) const {
 
 template <class T>
 MixTerms<T> StreamMixes<T>::unet_before(const Activations<T>& a, int layer) const {
+  const BlockPlan& plan = a.plan[layer];
   const std::string name = block_name(layer, "residual_mix");
-  const int half = model_.layers / 2;
   MixTerms<T> terms;
   terms.add(a.layer_input(layer), a.d_x).scalars[0] = parameters_.factor(name, 0);
-  if (layer >= half) {
-    const int from = model_.layers - layer;
-    ops::MixTerm<T>& skip = add_skip(terms, a, from, layer);
-    skip.overwrites = from != layer;
-    skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", layer - half))};
+  if (plan.skip_input >= 0) {
+    const int decoder_layer = layer - model_.layers / 2;
+    ops::MixTerm<T>& skip = add_skip(terms, a, plan);
+    skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", decoder_layer))};
   }
   ops::MixTerm<T>& x0 = terms.add(a.input.x0, a.d_x0);
   x0.scalars[0] = parameters_.factor(name, 1);
-  x0.overwrites = layer + 1 == model_.layers;
+  x0.overwrites = plan.starts_x0_gradient;
   return terms;
 }
 
@@ -72,7 +71,7 @@ MixTerms<T> StreamMixes<T>::after_attention(const Activations<T>& a, int layer) 
   attention.scalars = attention_factors(layer);
   leave_factor(attention, a);
   add_injection(terms, a, layer, Injected::x0);
-  if (a.input.bigram && layer > 0) add_injection(terms, a, layer, Injected::bigram);
+  if (plan.injects_bigrams) add_injection(terms, a, layer, Injected::bigram);
   return terms;
 }
 
@@ -85,7 +84,7 @@ MixTerms<T> StreamMixes<T>::mudd_after_attention(const Activations<T>& a, int la
   attention.per_token = column(a, "mudd.after_attention.attention");
   attention.overwrites = true;
   add_layer_input(terms, a, 0, "mudd.after_attention.first");
-  if (a.input.bigram) {
+  if (a.plan[layer].sends_to_bigrams) {
     ops::MixTerm<T>& bigram = terms.add(a.input.bigram, a.d_bigram);
     bigram.per_token = column(a, "mudd.after_attention.bigram");
     bigram.overwrites = true;
@@ -149,21 +148,21 @@ MixTerms<T> StreamMixes<T>::last(const Activations<T>& a) const {
 }
 
 template <class T>
-std::vector<ops::SharingMix<T>> StreamMixes<T>::injections(const Activations<T>& a, int begin, int end) const {
+std::vector<ops::SharingMix<T>> StreamMixes<T>::injections(const Activations<T>& a, const InjectionSum& sum) const {
   std::vector<ops::SharingMix<T>> mixes;
-  if (begin < 0) {
+  if (sum.begin < 0) {
     ops::SharingMix<T>& first = mixes.emplace_back();
     first.g = a.d_x;
     first.coefficient[0].present = true;
     if (a.input.bigram) first.coefficient[1] = injection(a, 0, Injected::bigram);
   }
-  for (int layer = std::max(begin, 0); layer < end; ++layer) {
+  for (int layer = std::max(sum.begin, 0); layer < sum.end; ++layer) {
     const BlockPlan& plan = a.plan[layer];
     if (!plan.adds_injections) continue;
     ops::SharingMix<T>& mix = mixes.emplace_back();
     mix.g = a.block[layer].mlp.d_x;
     mix.coefficient[0] = injection(a, layer, Injected::x0);
-    if (a.input.bigram && layer > 0) mix.coefficient[1] = injection(a, layer, Injected::bigram);
+    if (plan.injects_bigrams) mix.coefficient[1] = injection(a, layer, Injected::bigram);
     const bool implied = plan.attention_is_implied && !a.block[layer].recomputes_attention_out;
     if (implied) mix.implied.scalars = attention_factors(layer);
   }
@@ -201,9 +200,11 @@ ops::MixTerm<T>& StreamMixes<T>::add_layer_input(MixTerms<T>& terms, const Activ
 }
 
 template <class T>
-ops::MixTerm<T>& StreamMixes<T>::add_skip(MixTerms<T>& terms, const Activations<T>& a, int from, int to) const {
-  const bool elsewhere = a.training() && from != to;
-  return terms.add(a.layer_input(from), elsewhere ? a.d_layer_input[from] : a.d_x);
+ops::MixTerm<T>& StreamMixes<T>::add_skip(MixTerms<T>& terms, const Activations<T>& a, const BlockPlan& plan) const {
+  const Mat<T>& d_source = plan.sends_skip_gradient ? a.d_layer_input[plan.skip_input] : a.d_x;
+  ops::MixTerm<T>& skip = terms.add(a.layer_input(plan.skip_input), d_source);
+  skip.overwrites = plan.starts_skip_gradient;
+  return skip;
 }
 
 template <class T>

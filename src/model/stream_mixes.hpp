@@ -73,9 +73,9 @@ class StreamMixes {
   /// MUDD's mix of the values [T, d] of its layer, which get no gradient here. Null values: the streams alone.
   MixTerms<T> values(const Activations<T>& a, int layer, kernels::Mat<T> values) const;
 
-  /// The mixes of layers [begin, end) that add x0 and the bigram embeddings, for ops::shared_streams_backward. The
-  /// gradients of their sums lie in mlp.d_x. Layer -1 stands for the first mix, whose gradient is d_x.
-  std::vector<ops::SharingMix<T>> injections(const Activations<T>& a, int begin, int end) const;
+  /// The mixes of a sum that add x0 and the bigram embeddings, for ops::shared_streams_backward. The gradients of what
+  /// they make lie in mlp.d_x, that of what the first mix makes in d_x.
+  std::vector<ops::SharingMix<T>> injections(const Activations<T>& a, const InjectionSum& sum) const;
   /// r0 and r1 of a layer.
   ops::LearnedScalar<T> attention_residual(int layer) const {
     return parameters_.factor(block_name(layer, "attention_residual"));
@@ -97,8 +97,8 @@ class StreamMixes {
   ops::MixTerm<T>& add_stream_before_mlp(MixTerms<T>& terms, const Activations<T>& a, int layer) const;
   /// Adds the tapped input of a layer, times a column of a MUDD net.
   ops::MixTerm<T>& add_layer_input(MixTerms<T>& terms, const Activations<T>& a, int layer, const char* column) const;
-  /// Adds the stream that the skip carries.
-  ops::MixTerm<T>& add_skip(MixTerms<T>& terms, const Activations<T>& a, int from, int to) const;
+  /// Adds the stream that a block's skip carries.
+  ops::MixTerm<T>& add_skip(MixTerms<T>& terms, const Activations<T>& a, const BlockPlan& plan) const;
   void add_injection(MixTerms<T>& terms, const Activations<T>& a, int layer, Injected injected) const;
   ops::MixCoefficient<T> injection(const Activations<T>& a, int layer, Injected injected) const;
   /// Leaves the branch's gradient to its reader, see BranchGradient.

@@ -28,12 +28,6 @@ double group_lr(const OptimizerConfig& o, Group group) {
 
 }  // namespace
 
-const char* name_of(Rule rule) {
-  const auto named = std::ranges::find(all_rules, rule, &NamedRule::rule);
-  if (named == all_rules.end()) throw Error(ExitCode::internal, "an update rule that all_rules does not list");
-  return named->name;
-}
-
 Rule rule_of(const Config&, Group group) {
   switch (group) {
     case Group::matrix:
@@ -84,12 +78,10 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   if (const GroupConfig* const named = group_of(config, parameter.name)) {
     hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
   }
-  if (rule == Rule::muon) {
-    hyper.decay = o.muon_decay;
-    hyper.truncates = o.muon_truncates;
-    return hyper;
-  }
-  // While head and embedding are tied they are one parameter, which has one format.
+  const RuleTraits& traits = traits_of(rule);
+  if (traits.read != nullptr) traits.read(config, hyper);
+  if (!traits.takes_formats) return hyper;
+  // While LM head and embedding are tied they are one parameter, which has one format.
   const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
   const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
   hyper.master = formats != nullptr ? formats->master : o.adam_master;
@@ -102,12 +94,12 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
   for (std::size_t i = 0; i < config.group.size(); ++i) {
     const GroupConfig& group = config.group[i];
     const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
-    const auto muons = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return rule_of(config, parameter.group) == Rule::muon && group_of(config, parameter.name) == &group;
+    const auto in_fp32 = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
+      return !traits_of(rule_of(config, parameter.group)).takes_formats && group_of(config, parameter.name) == &group;
     });
-    if (rounds && muons != table.parameters().end()) {
-      warnings.push_back(
-          fmt::format("warning: group.{}: master and moments are Adam's; Muon updates {} in fp32", i, muons->name));
+    if (rounds && in_fp32 != table.parameters().end()) {
+      warnings.push_back(fmt::format("warning: group.{}: master and moments are Adam's; {} updates {} in fp32", i,
+                                     traits_of(rule_of(config, in_fp32->group)).title, in_fp32->name));
     }
     for (const std::string& pattern : group.tensors) {
       const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };

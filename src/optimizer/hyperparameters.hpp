@@ -1,26 +1,14 @@
 #pragma once
 // How the deck has each tensor updated: by which rule, at which rates.
 
-#include <array>
 #include <string>
 #include <vector>
 
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
+#include "src/optimizer/rule_traits.hpp"
 
 namespace nanorun {
-
-/// Update rules. Each has a class of its own, see update_rule.hpp. Rule::fixed never updates.
-enum class Rule { muon, adam, fixed };
-struct NamedRule {
-  Rule rule;
-  const char* name;
-};
-/// All rules, with their names in plan.json.
-inline constexpr std::array all_rules{NamedRule{Rule::muon, "muon"}, NamedRule{Rule::adam, "adam"},
-                                      NamedRule{Rule::fixed, "fixed"}};
-/// "muon"
-const char* name_of(Rule rule);
 
 /// The rule of all tensors of a group.
 Rule rule_of(const Config& config, Group group);
@@ -31,13 +19,13 @@ struct Hyperparameters {
   double lr = 0;
   double beta1 = 0, beta2 = 0;  ///< Adam's
   double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay, in units of muon_lr
-  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< formats of Adam's state; fp32 with Muon
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless RuleTraits::takes_formats
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
   bool operator==(const Hyperparameters&) const = default;
 };
 
 /// Hyperparameters of one tensor: from the first [[group]] with a pattern that matches its name, else from [optimizer].
-/// A tied embedding has the formats of its head.
+/// A tied embedding has the formats of the LM head.
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is

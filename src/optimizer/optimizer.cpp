@@ -61,7 +61,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       buckets_(own_buckets(gradients)),
       batches_(shape_batches()),
       transfers_(buckets_.size(), comm, rows, stream),
-      tied_head_(config, table, buckets_),
+      tied_lm_head_(config, table, buckets_),
       slabs_(buckets_, stream),
       period_(common_period(config, table)) {
   comm_.share(weights.tensors());
@@ -265,8 +265,8 @@ void Optimizer<T>::step(Trace& trace, long step) {
 template <class T>
 void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   const auto due = [&](const Owned& owned) {
-    // A tied head waits for the gradients of the embedding, which come last.
-    const bool waits = lowest_layer >= 0 && &owned == &tied_head_.head() && tied_at(step);
+    // A tied LM head waits for the gradients of the embedding, which come last.
+    const bool waits = lowest_layer >= 0 && &owned == &tied_lm_head_.lm_head() && tied_at(step);
     return !owned.rule->batches_shapes() && !owned.bucket.fixed() && owned.bucket.layer >= lowest_layer &&
            !owned.updated && !waits;
   };
@@ -275,7 +275,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   for (const Owned& owned : buckets_) {
     if (due(owned)) update(trace, std::array{&owned}, step);
   }
-  if (joins) tied_head_.copy_weights(stream_, step);
+  if (joins) tied_lm_head_.copy_weights(stream_, step);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!due(*owned)) continue;
     if (owned->rule->updates_at(step)) transfers_.all_gather(trace, *owned);
@@ -283,18 +283,18 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   }
 }
 
-/// Whether head and embedding have one update at the end of a step.
+/// Whether LM head and embedding have one update at the end of a step.
 template <class T>
 bool Optimizer<T>::tied_at(long step) const {
-  return tied_head_.tied(step) && tied_head_.head().rule->updates_at(step);
+  return tied_lm_head_.tied(step) && tied_lm_head_.lm_head().rule->updates_at(step);
 }
 
 template <class T>
 void Optimizer<T>::take_tied_gradients(Trace& trace) {
-  transfers_.await_gradients(trace, tied_head_.head());
-  transfers_.await_gradients(trace, tied_head_.embedding());
+  transfers_.await_gradients(trace, tied_lm_head_.lm_head());
+  transfers_.await_gradients(trace, tied_lm_head_.embedding());
   Region region(trace, Phase::adam);
-  tied_head_.take_gradients(stream_);
+  tied_lm_head_.take_gradients(stream_);
 }
 
 /// Updates buckets of one rule, once their gradients have arrived.
@@ -302,7 +302,7 @@ template <class T>
 void Optimizer<T>::update(Trace& trace, std::span<const Owned* const> buckets, long step) {
   for (const Owned* const owned : buckets) transfers_.await_gradients(trace, *owned);
   const Owned& first = *buckets.front();
-  if (!first.rule->updates_at(step) || (&first == &tied_head_.embedding() && tied_head_.tied(step))) return;
+  if (!first.rule->updates_at(step) || (&first == &tied_lm_head_.embedding() && tied_lm_head_.tied(step))) return;
   first.rule->update(context(trace), buckets, step);
 }
 

@@ -19,7 +19,7 @@
 #include "src/optimizer/bucket_transfers.hpp"
 #include "src/optimizer/optimizer_slabs.hpp"
 #include "src/optimizer/owned_bucket.hpp"
-#include "src/optimizer/tied_head.hpp"
+#include "src/optimizer/tied_lm_head.hpp"
 #include "src/optimizer/touched_rows.hpp"
 #include "src/optimizer/update_rule.hpp"
 
@@ -132,7 +132,7 @@ class Optimizer {
   std::vector<Owned> buckets_;  ///< in the order in which the backward pass completes them; never changes
   std::vector<std::vector<const Owned*>> batches_;  ///< per rule that batches shapes, in the order of updates
   BucketTransfers<T> transfers_;
-  TiedHead<T> tied_head_;
+  TiedLmHead<T> tied_lm_head_;
   OptimizerSlabs<T> slabs_;
   int period_;
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero

@@ -6,6 +6,15 @@
 namespace nanorun {
 
 template <class T>
+RuleTraits AdamRule<T>::traits() {
+  return {.rule = Rule::adam,
+          .name = "adam",
+          .title = "Adam",
+          .takes_formats = true,
+          .state = {{first_moment}, {second_moment}, {gradient, {"optimizer.adam_period"}}}};
+}
+
+template <class T>
 std::vector<StateTensor> AdamRule<T>::state(const OwnedRows& rows) const {
   return {{first_moment, rows}, {second_moment, rows}};
 }
@@ -34,7 +43,7 @@ void AdamRule<T>::update_bucket(const UpdateContext& context, const OwnedBucket<
   if (rows_.has(owned.bucket)) return rows_.update(owned.bucket, step, context.squares);
   for (const Segment& segment : owned.segments) {
     kernels::AdamOptions options = adam_options(config_, segment.hyper, step);
-    // The backward pass overwrites the gradients of the head, and adds to all others.
+    // The backward pass overwrites the gradients of the LM head, and adds to all others.
     options.clears_gradient = owned.bucket.group != Group::lm_head;
     const auto part = [&](const auto& all) { return all.subspan(segment.first, segment.size); };
     const auto apply = [&]<class C, class W, class M>(std::span<C> weights, std::span<W> master, std::span<M> m) {

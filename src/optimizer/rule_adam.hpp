@@ -11,10 +11,10 @@ namespace nanorun {
 template <class T>
 class AdamRule final : public UpdateRule<T> {
  public:
+  static RuleTraits traits();
   AdamRule(const Config& config, kernels::Stream stream) : config_(config), rows_(config, stream) {}
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
-  std::vector<std::string> prefixes() const override { return {first_moment, second_moment, gradient}; }
   int period() const override { return config_.optimizer.adam_period; }
   std::string gradient_prefix() const override { return period() > 1 ? gradient : ""; }
   std::size_t adopted_bytes(const ParameterTable& table, int ranks) const override;

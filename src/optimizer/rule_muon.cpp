@@ -27,6 +27,21 @@ void split_shape(std::vector<MuonBatch<T>>& batches, std::vector<MuonBatch<T>>& 
 }  // namespace
 
 template <class T>
+RuleTraits MuonRule<T>::traits() {
+  const auto read = [](const Config& config, Hyperparameters& hyper) {
+    hyper.decay = config.optimizer.muon_decay;
+    hyper.truncates = config.optimizer.muon_truncates;
+  };
+  const std::vector<std::string> decide_second_moments = {"optimizer.normuon_beta", "optimizer.muon_block_heads",
+                                                          "model.heads", "model.head_dim"};
+  return {.rule = Rule::muon,
+          .name = "muon",
+          .title = "Muon",
+          .state = {{momentum}, {second_moment, decide_second_moments}},
+          .read = read};
+}
+
+template <class T>
 std::vector<StateTensor> MuonRule<T>::state(const OwnedRows& rows) const {
   std::vector<StateTensor> state{{momentum, rows}};
   if (config_.optimizer.normuon_beta > 0) {

@@ -14,10 +14,10 @@ namespace nanorun {
 template <class T>
 class MuonRule final : public UpdateRule<T> {
  public:
-  explicit MuonRule(const Config& config) : config_(config) {}
+  static RuleTraits traits();
+  MuonRule(const Config& config, kernels::Stream) : config_(config) {}
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
-  std::vector<std::string> prefixes() const override { return {momentum, second_moment}; }
   bool batches_shapes() const override { return true; }
   std::size_t scratch_bytes(const std::vector<std::vector<OwnedRows>>& tensors) const override;
   void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;

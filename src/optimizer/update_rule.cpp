@@ -1,56 +1,64 @@
 #include "src/optimizer/update_rule.hpp"
 
+#include <algorithm>
 #include <optional>
 
 #include "src/base/instantiate.hpp"
 #include "src/optimizer/rule_adam.hpp"
+#include "src/optimizer/rule_fixed.hpp"
 #include "src/optimizer/rule_muon.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// The rule of tensors that are not trained: it keeps no state and updates nothing.
-template <class T>
-class FixedRule final : public UpdateRule<T> {
- public:
-  std::vector<StateTensor> state(const OwnedRows&) const override { return {}; }
-  void update(const UpdateContext&, std::span<const OwnedBucket<T>* const>, long) override {}
+template <class... Rules>
+struct RuleList {
+  static std::vector<RuleTraits> traits() { return {Rules::traits()...}; }
+
+  template <class T>
+  static std::map<Rule, std::unique_ptr<UpdateRule<T>>> make(const Config& config, kernels::Stream stream) {
+    std::map<Rule, std::unique_ptr<UpdateRule<T>>> rules;
+    (rules.emplace(Rules::traits().rule, std::make_unique<Rules>(config, stream)), ...);
+    return rules;
+  }
 };
 
+/// All rules, in the order of enum Rule.
 template <class T>
-std::unique_ptr<UpdateRule<T>> make_rule(Rule rule, const Config& config, kernels::Stream stream) {
-  switch (rule) {
-    case Rule::muon:
-      return std::make_unique<MuonRule<T>>(config);
-    case Rule::adam:
-      return std::make_unique<AdamRule<T>>(config, stream);
-    case Rule::fixed:
-      return std::make_unique<FixedRule<T>>();
-  }
-  throw Error(ExitCode::internal, "an update rule that is not known");
-}
+using AllRules = RuleList<MuonRule<T>, AdamRule<T>, FixedRule<T>>;
 
 }  // namespace
 
-std::vector<std::string> state_prefixes() {
-  const Config config;
-  const UpdateRules<Real> rules(config);
-  std::vector<std::string> all;
-  for (const auto& [name, rule] : rules.all()) {
-    for (const std::string& prefix : rule->prefixes()) all.push_back(prefix);
+std::span<const RuleTraits> all_rules() {
+  static const std::vector<RuleTraits> traits = AllRules<Real>::traits();
+  return traits;
+}
+
+const RuleTraits& traits_of(Rule rule) {
+  const auto found = std::ranges::find(all_rules(), rule, &RuleTraits::rule);
+  if (found == all_rules().end()) throw Error(ExitCode::internal, "an update rule that AllRules does not list");
+  return *found;
+}
+
+const StateGroup* state_group_of(std::string_view tensor) {
+  for (const RuleTraits& rule : all_rules()) {
+    for (const StateGroup& group : rule.state) {
+      if (tensor.starts_with(group.prefix)) return &group;
+    }
   }
-  return all;
+  return nullptr;
 }
 
 int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of) {
   std::optional<int> common;
   for (const Bucket& bucket : buckets) {
     const int period = period_of(bucket.group);
-    if (bucket.group == Group::matrix && period != 1) {
-      throw Error(ExitCode::internal, "an update rule of matrices that sums gradients over steps");
+    if (bucket.fixed()) continue;
+    if (!bucket.accumulates()) {
+      if (period != 1) throw Error(ExitCode::internal, "an update rule of matrices that sums gradients over steps");
+      continue;
     }
-    if (!bucket.accumulates()) continue;
     if (common.value_or(period) != period) {
       throw Error(ExitCode::internal, "update rules of tables and scalars with different periods");
     }
@@ -65,9 +73,8 @@ int common_period(const Config& config, const ParameterTable& table) {
 }
 
 template <class T>
-UpdateRules<T>::UpdateRules(const Config& config, kernels::Stream stream) : config_(config) {
-  for (const auto& [rule, name] : all_rules) rules_[rule] = make_rule<T>(rule, config, stream);
-}
+UpdateRules<T>::UpdateRules(const Config& config, kernels::Stream stream)
+    : config_(config), rules_(AllRules<T>::template make<T>(config, stream)) {}
 
 NANORUN_INSTANTIATE(class UpdateRules);
 

@@ -1,7 +1,8 @@
 #pragma once
 // The interface of update rules. Masters, gradients, collectives and checkpoints are the optimizer's. An elementwise
-// rule implements state() and update() alone. A rule has files of its own, rule_<name>; docs/adding.md ("An update
-// rule") lists the other files that a new rule touches. common_period() says which periods rules can have.
+// rule implements state() and update() alone. A rule has files of its own, rule_<name>, with its class. Besides, the
+// class has a static function traits(), and is made from a Config and a stream. docs/adding.md ("An update rule") lists
+// the other files that a new rule touches. common_period() says which periods rules can have.
 
 #include <cstddef>
 #include <functional>
@@ -25,7 +26,7 @@ struct OwnedBucket;
 
 /// A tensor that a rule keeps for a parameter, such as a moment: this rank's rows of it.
 struct StateTensor {
-  std::string prefix;  ///< first part of its name in checkpoints, such as "/adam/m/"; the parameter's name follows
+  std::string prefix;  ///< of a StateGroup of the rule's traits
   OwnedRows rows;      ///< the owned part of the state, whose shape may differ from the parameter's
 };
 
@@ -49,12 +50,11 @@ class UpdateRule {
   /// What the rule keeps for the rows that a rank owns of a parameter. Parameters of one bucket have as many state
   /// tensors, with the same prefixes. State is zero at first, in the format Hyperparameters::moments.
   virtual std::vector<StateTensor> state(const OwnedRows& rows) const = 0;
-  /// Every prefix that state tensors or gradients of this rule can have in checkpoints, whatever the deck.
-  virtual std::vector<std::string> prefixes() const { return {}; }
   /// Steps per update, which uses the sum of their gradients; see common_period().
   virtual int period() const { return 1; }
   bool updates_at(long step) const { return (step + 1) % period() == 0; }
-  /// Prefix of gradients in checkpoints, which hold the sum since the last update; empty with a period of 1.
+  /// Prefix of gradients in checkpoints, which hold the sum since the last update: that of a StateGroup of the rule's
+  /// traits. Empty with a period of 1.
   virtual std::string gradient_prefix() const { return {}; }
   /// Whether update() takes all buckets of one matrix shape or its transpose at once, at the end of a step. Else it
   /// takes one at a time, as soon as its gradients have arrived.
@@ -83,9 +83,6 @@ class UpdateRule {
   /// Weights and state have been replaced; no update of them is deferred.
   virtual void restart() {}
 };
-
-/// Every prefix that any rule can have in checkpoints.
-std::vector<std::string> state_prefixes();
 
 /// Steps per update of tables and learned scalars: their gradients begin anew together. Throws Error(internal) where
 /// their rules have different periods, or where the rule of matrices, whose gradients hold one step, has one above 1.

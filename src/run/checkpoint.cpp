@@ -1,17 +1,14 @@
 #include "src/run/checkpoint.hpp"
 
 #include <fmt/ranges.h>
-#include <sys/resource.h>
 
 #include <algorithm>
-#include <charconv>
-#include <chrono>
-#include <cstdio>
 #include <map>
 
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
-#include "src/base/text.hpp"
+#include "src/optimizer/rule_traits.hpp"
+#include "src/run/checkpoint_names.hpp"
 #include "src/storage/h5.hpp"
 #include "src/storage/h5_partial.hpp"
 
@@ -20,25 +17,6 @@ namespace nanorun {
 namespace {
 
 using Slabs = std::vector<Slab<float>>;
-
-Error checkpoint_error(const std::string& message) { return {ExitCode::checkpoint, message, Scope::all_ranks}; }
-
-void warn(const Comm& comm, const std::string& message) {
-  if (comm.root()) nanorun::warn(message);
-}
-
-std::string name_of_step(long step) { return fmt::format("checkpoint_{:08}.h5", step); }
-
-/// Step of a checkpoint by the name that the program gives it, with or without the suffix of an unfinished one. Any
-/// other name, such as one with another number of digits, is a user's own.
-std::optional<long> step_of(const std::string& name) {
-  constexpr std::string_view prefix = "checkpoint_";
-  if (!name.starts_with(prefix)) return std::nullopt;
-  long step = 0;
-  const auto [rest, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
-  if (error != std::errc() || step < 0 || name != name_of_step(step)) return std::nullopt;
-  return step;
-}
 
 /// Throws where something else stands in the place of a checkpoint.
 void require_file(const std::string& path) {
@@ -50,24 +28,12 @@ void require_file(const std::string& path) {
                                                                   : "a device, FIFO or socket"));
 }
 
-/// Keys that decide which tensors of state there are, or their shapes, by the group of these tensors. Keys of the model
-/// are among them if its fingerprint does not depend on them.
-struct StateKeys {
-  const char* group;
-  std::vector<std::string> keys;
-};
-const StateKeys state_keys[] = {
-    {"/muon/second_moment/", {"optimizer.normuon_beta", "optimizer.muon_block_heads", "model.heads", "model.head_dim"}},
-    {"/adam/gradient/", {"optimizer.adam_period"}},
-};
-
 /// Whether a key may have made one of the tensors differ.
 bool decides(const std::string& key, const std::vector<std::string>& tensors) {
   bool known = true;
   for (const std::string& tensor : tensors) {
-    const auto group =
-        std::ranges::find_if(state_keys, [&](const StateKeys& state) { return tensor.starts_with(state.group); });
-    if (group == std::end(state_keys)) {
+    const StateGroup* const group = state_group_of(tensor);
+    if (group == nullptr || group->keys.empty()) {
       known = false;
     } else if (std::ranges::find(group->keys, key) != group->keys.end()) {
       return true;
@@ -87,11 +53,25 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// Largest file that this process may write.
-std::uint64_t file_size_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
-  return limit.rlim_cur;
+/// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of the same deck, is
+/// kept under another; if it cannot be renamed, the finished file is.
+void name_finished(const std::string& partial, const std::string& path, const CheckpointHeader& own) {
+  constexpr ExitCode code = ExitCode::checkpoint;
+  const auto is_own = [&] {
+    Comm alone(MPI_COMM_SELF);
+    const CheckpointHeader found = read_checkpoint_header(alone, path);
+    return found.model == own.model && found.deck == own.deck;
+  };
+  try {
+    clear_own_place(path, code, is_own);
+    rename_file(partial, path, code);
+  } catch (const Error& error) {
+    const std::string free = free_name(path, code);
+    quietly([&] { rename_file(partial, free, code); });
+    const std::string kept = exists(free, code) ? free : partial;
+    if (!exists(kept, code)) throw;
+    throw checkpoint_error(fmt::format("{}; the finished checkpoint is kept as {}", error.what(), kept));
+  }
 }
 
 }  // namespace
@@ -121,11 +101,12 @@ std::vector<std::string> Checkpoints::list() const {
 /// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
   link_.enter(directory_);
+  if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
+    require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   make_directories(directory_, ExitCode::checkpoint);
   opened_ = open_directory(directory_, ExitCode::checkpoint);
-  const std::string suffix = partial_of("");
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    if (!name.ends_with(suffix) || !step_of(name.substr(0, name.size() - suffix.size()))) continue;
+    if (!step_of_unfinished(name)) continue;
     const std::string path = directory_ + "/" + name;
     bool own = false;  // not where it cannot be read
     quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
@@ -174,12 +155,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
     if (!comm_.root()) return;
     // What has this name elsewhere is another run's.
     if (moved()) throw checkpoint_error(directory_ + ": was moved away while a checkpoint was written");
-    try {
-      rename_file(partial, path, ExitCode::checkpoint);
-    } catch (const Error&) {
-      quietly([&] { remove_file(partial, ExitCode::checkpoint); });
-      throw;
-    }
+    name_finished(partial, path, header_);
   });
   try {
     if (comm_.root()) prune(progress.step);
@@ -195,7 +171,7 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-void Checkpoints::require_place() const {
+void Checkpoints::require_usable_directory() const {
   if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
     CheckpointLink::examine(directory_);
   } else {
@@ -204,102 +180,6 @@ void Checkpoints::require_place() const {
   if (config_.restart != "auto") return;
   const std::vector<std::string> files = list();
   if (!files.empty()) require_file(files.back());
-}
-
-void Checkpoints::require_free_names(long first, long steps, bool here) const {
-  require_possible_directory(directory_, ExitCode::checkpoint);
-  const std::string suffix = partial_of("");
-  const auto needs = [&](long step) {
-    const bool due = config_.every > 0 && step % config_.every == 0 && step > first && step < steps;
-    return step == steps || (here && due);
-  };
-  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    if (!name.ends_with(suffix)) continue;
-    const std::optional<long> step = step_of(name.substr(0, name.size() - suffix.size()));
-    if (step && needs(*step)) require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
-  }
-}
-
-void Checkpoints::probe(long first, long steps, bool here, const Slabs& slabs) {
-  trial_step_ = steps;
-  const std::string path = partial_of(path_of(trial_step_));
-  comm_.together([&] {
-    if (!comm_.root()) return;
-    require_free_names(first, steps, here);
-    make_directory(path);
-    require_space(first, steps, slabs);
-  });
-  std::vector<float> row(1, 1.0f);
-  const Slab<float> slab{
-      "/weights/probe", static_cast<std::uint64_t>(comm_.size()), 1, static_cast<std::uint64_t>(comm_.rank()), 1, row};
-  CheckpointHeader header = header_;
-  header.progress.step = steps;
-  write_checkpoint(comm_, path, header, {slab});
-  comm_.together([&] {
-    if (comm_.root()) remove_file(path, ExitCode::checkpoint);
-  });
-}
-
-/// Writes one row in `divisor` of each tensor, at least one. Each rank writes the same share of a tensor as in a whole
-/// checkpoint.
-Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
-  const auto scaled = [&](std::uint64_t row) { return (row + divisor - 1) / divisor; };
-  Trial trial;
-  Slabs parts;
-  for (const Slab<float>& slab : slabs) {
-    Slab<float> part = slab;
-    part.total_rows = scaled(slab.total_rows);
-    part.first_row = scaled(slab.first_row);
-    part.row_count = scaled(slab.first_row + slab.row_count) - part.first_row;
-    part.data = slab.data.first(part.row_count * slab.cols);
-    trial.bytes += part.total_rows * part.cols * sizeof(float);
-    parts.push_back(part);
-  }
-  const std::string path = partial_of(path_of(trial_step_));
-  comm_.together([&] {
-    if (comm_.root()) make_directory(path);
-  });
-  const auto begin = std::chrono::steady_clock::now();
-  write_checkpoint(comm_, path, header_, parts);
-  trial.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  comm_.together([&] {
-    if (comm_.root()) remove_file(path, ExitCode::checkpoint);
-  });
-  return trial;
-}
-
-double Checkpoints::foretell_seconds(const Slabs& slabs, std::uint64_t enough) {
-  constexpr std::uint64_t part = 32;  // least share 1 / part of a checkpoint that foretells its time
-  std::uint64_t bytes = 0;
-  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
-  const std::uint64_t divisor = std::max<std::uint64_t>(1, bytes / std::max(enough, bytes / part));
-  if (divisor == 1) return try_file(slabs, divisor).seconds;
-  const Trial small = try_file(slabs, bytes);
-  return seconds_of_file(bytes, small, try_file(slabs, divisor));
-}
-
-void Checkpoints::require_space(long first, long steps, const Slabs& slabs) const {
-  const std::uint64_t bytes = checkpoint_bytes(header_, slabs);
-  if (bytes > file_size_limit()) {
-    throw checkpoint_error(
-        fmt::format("{}: a checkpoint needs {}, but the file size limit (ulimit -f) is {}: raise the limit", directory_,
-                    in_units(bytes, "B", 1024), in_units(file_size_limit(), "B", 1024)));
-  }
-  const long further = steps - first;
-  const std::uint64_t written = config_.every > 0 ? further / config_.every + 1 : 1;
-  // Beyond those that a run keeps, one more is there while it is written.
-  const std::uint64_t kept = std::min<std::uint64_t>(written, config_.keep + 1);
-  const std::uint64_t there = std::min<std::uint64_t>(list().size(), kept);
-  const std::uint64_t milestones = config_.milestone_every > 0 ? further / config_.milestone_every : 0;
-  const std::uint64_t needed = (kept - std::min(there, kept - 1) + milestones) * bytes;
-  const std::uint64_t free = free_space(existing_part(directory_, ExitCode::checkpoint), ExitCode::checkpoint);
-  if (needed <= free) return;
-  const std::string message = fmt::format(
-      "{}: checkpoints will need {} more, but {} are free: free disk space, keep fewer (checkpoint.keep, "
-      "checkpoint.milestone_every), or set run.outputs to another file system",
-      directory_, in_units(needed, "B", 1024), in_units(free, "B", 1024));
-  if (config_.on_failure == OnFailure::stop) throw checkpoint_error(message);
-  warn(comm_, message);
 }
 
 /// Throws for a file that does not hold what the run has.
@@ -351,7 +231,7 @@ std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>&
 std::optional<Progress> Checkpoints::restore(const Slabs& slabs) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    require_place();
+    require_usable_directory();
     link_.enter(directory_);
   });
   return choose(slabs);

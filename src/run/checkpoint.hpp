@@ -20,6 +20,13 @@ namespace nanorun {
 /// A hash of ParameterTable::layout(), 16 hexadecimal digits: models with the same tensors have the same.
 std::string model_fingerprint(const std::string& layout);
 
+/// The checkpoints that a run has still to write.
+struct DueCheckpoints {
+  long after = 0;               ///< step that the run begins with: only checkpoints of later steps are due
+  long last = 0;                ///< train.steps
+  bool directory_stays = true;  ///< else the directory is set aside first, and only a trial is written into it as it is
+};
+
 class Checkpoints {
  public:
   /// `directory` is created when something is written. `deck`: the resolved deck as TOML. `model`: model_fingerprint()
@@ -49,23 +56,20 @@ class Checkpoints {
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
   /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
   /// checkpoint.restart = "auto" would go on. Changes nothing.
-  void require_place() const;
+  void require_usable_directory() const;
 
-  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints of steps after `first`, up to
-  /// `steps`: no files can be made in the directory, or anything but a file stands under the name of an unfinished one
-  /// that the run needs. `here`: the run writes all of them into this directory; otherwise only its trial. Changes
-  /// nothing.
-  void require_free_names(long first, long steps, bool here) const;
+  /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints: no files can be made in the
+  /// directory, or anything but a file stands under the name of an unfinished one that the run needs. Changes nothing.
+  void require_free_names(const DueCheckpoints& due) const;
 
-  /// For one rank. Compares the space that the checkpoints of steps after `first`, up to `steps`, need with what is
-  /// free, and one file with the limit of this process. Throws Error(checkpoint); with checkpoint.on_failure = "warn"
-  /// warns of space.
-  void require_space(long first, long steps, const std::vector<Slab<float>>& slabs) const;
+  /// For one rank. Compares the space that the checkpoints need with what is free, and one file with the limit of this
+  /// process. Throws Error(checkpoint); with checkpoint.on_failure = "warn" warns of space.
+  void require_space(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs) const;
 
   /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
   /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
   /// Throws Error(checkpoint) on all ranks alike.
-  void probe(long first, long steps, bool here, const std::vector<Slab<float>>& slabs);
+  void probe(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs);
 
   /// Collective. Estimates the seconds that save() takes here, from a trial: writes a file as save() does, and removes
   /// it. The file holds these tensors; if they have more than `enough` bytes, the first rows of each. `enough` bytes
@@ -80,7 +84,7 @@ class Checkpoints {
   std::optional<Progress> restore(const std::vector<Slab<float>>& slabs);
 
   /// Collective. restore() for a dry run: finds the checkpoint or throws the same Error, but takes no lock on a linked
-  /// directory and trusts require_place(). The slabs need no memory.
+  /// directory and trusts require_usable_directory(). The slabs need no memory.
   std::optional<Progress> plan_restore(const std::vector<Slab<float>>& slabs);
 
   /// Path of the checkpoint that restore() or plan_restore() has found; empty if there is none.

@@ -19,7 +19,9 @@ namespace {
 /// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m".
 std::vector<std::string> tensor_groups() {
   std::vector<std::string> groups{"/weights"};
-  for (const std::string& prefix : state_prefixes()) groups.push_back(prefix.substr(0, prefix.size() - 1));
+  for (const RuleTraits& rule : all_rules()) {
+    for (const StateGroup& state : rule.state) groups.push_back(state.prefix.substr(0, state.prefix.size() - 1));
+  }
   return groups;
 }
 

@@ -7,10 +7,10 @@
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
-#include "src/run/beginning.hpp"
+#include "src/run/dry_run_start.hpp"
 #include "src/run/log.hpp"
-#include "src/run/plan.hpp"
-#include "src/run/run_place.hpp"
+#include "src/run/run_paths.hpp"
+#include "src/run/training_plan.hpp"
 
 namespace nanorun {
 
@@ -18,10 +18,10 @@ namespace {
 
 /// Remarks on groups of tensors, on the weights to begin with, and on the data: warnings, and how packed documents fill
 /// the steps.
-std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const Beginning& beginning) {
+std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const DryRunStart& start) {
   std::vector<std::string> lines = group_warnings(config, table);
-  lines.insert(lines.end(), beginning.lines.begin(), beginning.lines.end());
-  for (std::string& line : data_warnings(config, beginning.data)) lines.push_back(std::move(line));
+  lines.insert(lines.end(), start.lines.begin(), start.lines.end());
+  for (std::string& line : data_warnings(config, start.data)) lines.push_back(std::move(line));
   return lines;
 }
 
@@ -32,8 +32,8 @@ void plan_training(const Config& config, int ranks, PlanFormat format) {
   require_possible_paths(config);
   const ParameterTable table(config.model);
   const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(ranks, config.comm.ranks_per_node));
-  const Beginning beginning = plan_beginning(config, ranks, table);
-  const std::vector<std::string> remarks = remarks_on(config, table, beginning);
+  const DryRunStart start = plan_start(config, ranks, table);
+  const std::vector<std::string> remarks = remarks_on(config, table, start);
   if (format == PlanFormat::json) {
     write_output(plan_json(config, table, plan, remarks));
   } else {
@@ -41,7 +41,7 @@ void plan_training(const Config& config, int ranks, PlanFormat format) {
     for (const std::string& line : remarks) text += line + "\n";
     write_output(text);
   }
-  if (beginning.refusal) throw *beginning.refusal;
+  if (start.refusal) throw *start.refusal;
 }
 
 }  // namespace nanorun

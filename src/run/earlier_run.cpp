@@ -8,7 +8,7 @@
 
 #include "src/base/text.hpp"
 #include "src/measure/trace_datasets.hpp"
-#include "src/run/run_place.hpp"
+#include "src/run/run_paths.hpp"
 #include "src/run/summary.hpp"
 
 namespace nanorun {

@@ -23,7 +23,7 @@ std::vector<float> read_whole(Comm& alone, const std::string& file, const Checkp
   return values;
 }
 
-bool has_tied_head(const Config& config) { return config.model.tied_head && config.train.untie_step >= 0; }
+bool has_tied_lm_head(const Config& config) { return config.model.tied_head && config.train.untie_step >= 0; }
 
 }  // namespace
 
@@ -43,7 +43,7 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
 }
 
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding) {
-  if (!has_tied_head(config)) return;
+  if (!has_tied_lm_head(config)) return;
   const bool differ = !std::ranges::equal(std::as_bytes(head), std::as_bytes(embedding));
   if (comm.all_reduce(std::uint64_t{differ}, Reduce::max) == 0) return;
   throw Error(ExitCode::checkpoint,
@@ -57,7 +57,7 @@ FirstWeights verify_first_weights(Comm& alone, const Config& config, const Param
   const std::string& file = config.checkpoint.weights;
   FirstWeights weights = find_first_weights(alone, config, table);
   read_tensors(alone, file, weights.header, weight_slabs(table));
-  if (has_tied_head(config)) {
+  if (has_tied_lm_head(config)) {
     const auto values = [&](const char* dataset) { return read_whole(alone, file, weights.header, table, dataset); };
     require_tied(alone, config, values("/weights/head"), values("/weights/embedding"));
   }

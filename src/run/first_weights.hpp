@@ -20,9 +20,9 @@ struct FirstWeights {
 /// where the file is no checkpoint, or its model has other tensors.
 FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table);
 
-/// Collective with a tied head (model.tied_head, and train.untie_step not -1), else does nothing. Throws
+/// Collective with a tied LM head (model.tied_head, and train.untie_step not -1), else does nothing. Throws
 /// Error(checkpoint, all_ranks) if LM head and embedding differ: the first update would make the embedding a copy of
-/// the head. Each rank passes the same rows [rows, d] of both.
+/// the LM head. Each rank passes the same rows [rows, d] of both.
 void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
 
 /// For one rank, without a run. Does what find_first_weights() does, and verifies the weights. Throws Error(checkpoint)

@@ -32,7 +32,7 @@ std::string weighted_stages(const Config& config) {
 }  // namespace
 
 std::vector<std::string> opening_lines(const Config& config, const LogHead& head) {
-  const bool fp8 = head_precision(config) == kernels::LmHeadPrecision::fp8;
+  const bool fp8 = lm_head_precision(config) == kernels::LmHeadPrecision::fp8;
   std::vector<std::string> lines = {build_name()};
   for (const std::string& line : provenance_lines(head.provenance)) lines.push_back(line);
   lines.push_back(fmt::format("{} rank{}, {} parameters, output in {}", head.ranks, head.ranks == 1 ? "" : "s",

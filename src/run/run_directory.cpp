@@ -67,13 +67,13 @@ void require_same_directory(Comm& comm, const Config& config) {
   });
 }
 
-RunDirectory::RunDirectory(Comm& comm, const Config& config) : comm_(comm), place_(config) {
+RunDirectory::RunDirectory(Comm& comm, const Config& config) : comm_(comm), paths_(config) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    place_.require_usable();
+    paths_.require_usable();
     made_ = !exists(path(), ExitCode::output);
     make_directories(path(), ExitCode::output);
-    made_lock_ = !exists(place_.lock(), ExitCode::output);
+    made_lock_ = !exists(paths_.lock(), ExitCode::output);
     lock();
   });
   if (comm_.size() > 1) require_in_sight();
@@ -85,14 +85,14 @@ void RunDirectory::remove_unused() {
   if (!made_lock_) return;
   quietly([&] {
     if (!locks_.back().in_place()) return;
-    remove_file(place_.lock(), ExitCode::output);
+    remove_file(paths_.lock(), ExitCode::output);
     if (made_) remove_empty_directory(path(), ExitCode::output);
   });
 }
 
 void RunDirectory::lock() {
-  FileLock lock(place_.lock(), own_name(), ExitCode::output);
-  if (lock.held_by()) throw place_.in_use(*lock.held_by(), lock.held_elsewhere());
+  FileLock lock(paths_.lock(), own_name(), ExitCode::output);
+  if (lock.held_by()) throw paths_.in_use(*lock.held_by(), lock.held_elsewhere());
   if (!lock.supported()) {
     warn(fmt::format("{}: no locks on this file system; nothing keeps a second job away", path()));
   }
@@ -106,7 +106,7 @@ void RunDirectory::require_in_sight() {
   std::string mark;
   comm_.together([&] {
     if (!comm_.root()) return;
-    mark = fmt::format("{}.{:08x}", place_.lock(), std::random_device()());
+    mark = fmt::format("{}.{:08x}", paths_.lock(), std::random_device()());
     create_file(mark, ExitCode::output);
   });
   mark = comm_.broadcast(mark);
@@ -140,8 +140,8 @@ void RunDirectory::require_appearance(const std::string& mark) const {
 void RunDirectory::require_free(const Config& config, const Continuation& continuation) {
   comm_.together([&] {
     if (!comm_.root()) return;
-    if (!continuation.complete) place_.require_free_stop_file();
-    place_.require_free_files(config, comm_.size(), continuation);
+    if (!continuation.complete) paths_.require_free_stop_file();
+    paths_.require_free_files(config, comm_.size(), continuation);
   });
 }
 
@@ -150,7 +150,7 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
   comm_.together([&] {
     if (!comm_.root()) return;
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
-    if (start == Start::anew && place_.holds_a_run()) {
+    if (start == Start::anew && paths_.holds_a_run()) {
       const bool asked_to_stop = exists(stop_file(), ExitCode::output);
       const std::string kept = set_aside(path(), ExitCode::output);
       lines.push_back("an earlier run of this name is kept as " + kept);
@@ -165,7 +165,7 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
         create_file(stop_file(), ExitCode::output);
       }
     }
-    if (place_.is_foreign()) keep_foreign_files();
+    if (paths_.is_foreign()) keep_foreign_files();
     keep_foreign_partials();
     made_ = made_lock_ = false;
   });
@@ -199,7 +199,10 @@ void RunDirectory::keep_foreign_partials() const {
       own = std::string_view(name) == "trace.h5" ? !h5::is_foreign_partial(path, trace_format, ExitCode::output)
                                                  : file_size(path, ExitCode::output) == 0;
     });
-    if (own) continue;
+    if (own) {
+      remove_file(path, ExitCode::output);
+      continue;
+    }
     warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
                      set_aside(path, ExitCode::output)));
   }
@@ -211,11 +214,11 @@ bool RunDirectory::keep() {
     const bool taken = is_taken();
     if (!taken && locks_.back().in_place()) return false;
     // Whoever runs there, or did, has left a lock file.
-    if (taken || has_file(place_.lock(), ExitCode::output)) {
+    if (taken || has_file(paths_.lock(), ExitCode::output)) {
       move_beside();
     } else if (names_file(path(), opened_, ExitCode::output)) {
       lock();
-      warn(fmt::format("{}: was removed while the run goes on; made again", place_.lock()));
+      warn(fmt::format("{}: was removed while the run goes on; made again", paths_.lock()));
       anew = false;
     } else {
       make_again();
@@ -244,10 +247,17 @@ void RunDirectory::make_again() {
 
 /// Nothing of the other run is touched.
 void RunDirectory::move_beside() {
-  place_.move_to(free_name(path(), ExitCode::output));
+  paths_.move_to(free_name(path(), ExitCode::output));
   make_directories(path(), ExitCode::output);
   lock();
   displaced_ = true;
+}
+
+void RunDirectory::keep_foreign(const std::string& name, bool (*is_own)(const std::string&)) const {
+  clear_own_place(file(name), ExitCode::output, [&] {
+    const std::optional<std::string> text = read(name);
+    return text && (text->empty() || is_own(*text));
+  });
 }
 
 void RunDirectory::write(const std::string& name, const std::string& text) const {

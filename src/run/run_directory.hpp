@@ -8,7 +8,7 @@
 #include "src/base/file_lock.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
-#include "src/run/run_place.hpp"
+#include "src/run/run_paths.hpp"
 
 namespace nanorun {
 
@@ -27,16 +27,16 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
-  const std::string& path() const { return place_.path(); }
-  std::string file(const std::string& name) const { return place_.file(name); }
-  std::string heartbeats() const { return place_.heartbeats(); }
-  std::string checkpoints() const { return place_.checkpoints(); }
-  const std::string& stop_file() const { return place_.stop_file(); }
+  const std::string& path() const { return paths_.path(); }
+  std::string file(const std::string& name) const { return paths_.file(name); }
+  std::string heartbeats() const { return paths_.heartbeats(); }
+  std::string checkpoints() const { return paths_.checkpoints(); }
+  const std::string& stop_file() const { return paths_.stop_file(); }
 
   /// text_of_run() for a file in the directory.
   std::optional<std::string> read(const std::string& name) const { return text_of_run(file(name)); }
 
-  /// Collective. Throws, on all ranks alike, the errors of RunPlace where something stands in the place of the stop
+  /// Collective. Throws, on all ranks alike, the errors of RunPaths where something stands in the place of the stop
   /// file or of the run's own files.
   void require_free(const Config& config, const Continuation& continuation);
 
@@ -58,6 +58,10 @@ class RunDirectory {
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.
   bool displaced() const { return displaced_; }
 
+  /// For rank 0. Renames what stands in the place of the text file `name`, with a warning, unless it is empty or
+  /// is_own() returns true for its text. Throws Error(output).
+  void keep_foreign(const std::string& name, bool (*is_own)(const std::string& text)) const;
+
   /// Replaces the file `name` in the directory by way of a temporary one. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
@@ -74,7 +78,7 @@ class RunDirectory {
   void keep_foreign_partials() const;
 
   Comm& comm_;
-  RunPlace place_;
+  RunPaths paths_;
   std::vector<FileLock> locks_;  ///< on rank 0
   Descriptor opened_;            ///< on rank 0: the directory that was locked last
   bool made_ = false;            ///< this object has made the directory

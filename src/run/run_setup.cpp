@@ -189,7 +189,8 @@ void RunSetup::compare_tokens(const CheckpointHeader& header, const std::string&
 }
 
 void RunSetup::check_outputs() {
-  checkpoints.probe(progress.step, config.train.steps, continues_here, learner.optimizer.slabs_to_fill());
+  checkpoints.probe({.after = progress.step, .last = config.train.steps, .directory_stays = continues_here},
+                    learner.optimizer.slabs_to_fill());
   if (config.stop.walltime_seconds == 0) return;
   const double begin = context.seconds_since_start();
   const std::vector<Slab<float>> slabs = learner.optimizer.slabs();
@@ -214,6 +215,7 @@ void RunSetup::write_deck() {
   comm.together([&] {
     if (!comm.root()) return;
     if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
+    directory.keep_foreign("summary.json", is_summary);
     const std::optional<std::string> summary = directory.read("summary.json");
     if (summary && !finished && finished_steps(*summary) > 0)
       set_aside(directory.file("summary.json"), ExitCode::output);

@@ -117,7 +117,9 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();
   comm.together([&] {
-    if (comm.root()) run_.directory.write("summary.json", summary_json(summary));
+    if (!comm.root()) return;
+    run_.directory.keep_foreign("summary.json", is_summary);
+    run_.directory.write("summary.json", summary_json(summary));
   });
   return summary;
 }

@@ -91,6 +91,13 @@ std::string summary_json(const RunSummary& s) {
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+bool is_summary(const std::string& text) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return false;
+  const auto value = [&](const char* key) { return json.value(key, nlohmann::json()); };
+  return value("finished").is_boolean() && value("stopped_by").is_string() && value("steps").is_number_integer();
+}
+
 long finished_steps(const std::string& summary_json) {
   const auto json = nlohmann::json::parse(summary_json, nullptr, false);
   if (!json.is_object() || !json.value("finished", nlohmann::json()).is_boolean()) return 0;

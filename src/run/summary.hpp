@@ -45,6 +45,8 @@ std::string closing_lines(const RunSummary& summary);
 
 // What a summary.json says of the run that has written it. Its text may be anything, also no JSON.
 
+/// Whether a run has written the text.
+bool is_summary(const std::string& text);
 /// The number of steps of a finished run; 0 if the run is not finished.
 long finished_steps(const std::string& summary_json);
 /// Whether the run was asked to stop before its first step and its first validation.

@@ -9,6 +9,7 @@
 
 #include "src/base/file_lock.hpp"
 #include "src/storage/h5_library.hpp"
+#include "src/storage/h5_shared_path.hpp"
 #include "src/storage/h5_structure.hpp"
 
 namespace nanorun::h5 {
@@ -35,6 +36,13 @@ void start(char** argv) {
   examine_where_asked(argv);
 }
 
+void require_sharable(const std::string& path, ExitCode code) {
+  if (path.size() <= max_shared_path) return;
+  throw Error(code, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
+                                "choose a shorter one",
+                                path, path.size(), max_shared_path));
+}
+
 void Handle::reset() {
   if (id_ < 0) return;
   Locked locked;
@@ -45,10 +53,7 @@ File::File(const std::string& path, Sharing sharing, ExitCode code, Mode mode)
     : path_(path), code_(code), mode_(mode), sharing_(std::move(sharing)) {
   const Call call{watch()};
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
-  if (is_shared() && path.size() > max_shared_path)
-    throw Error(code_, fmt::format("{}: {} bytes are too long for the path of a file that ranks share, {} at most; "
-                                   "choose a shorter one",
-                                   path_, path.size(), max_shared_path));
+  if (is_shared()) require_sharable(path_, code_);
   if (is_shared()) {
     check(H5Pset_fapl_mpio(access.get(), sharing_.comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
   } else {

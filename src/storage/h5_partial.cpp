@@ -1,6 +1,9 @@
 #include "src/storage/h5_partial.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <span>
 #include <string_view>
 
@@ -21,12 +24,22 @@ std::string start_of(const std::string& path, ExitCode code) {
   return start;
 }
 
+/// Where the data begins that lies at `at` or behind it in a sparse file; `at` where the file system cannot tell.
+std::uint64_t next_data(const Descriptor& file, std::uint64_t at, std::uint64_t size) {
+  const off_t found = ::lseek(file.get(), static_cast<off_t>(at), SEEK_DATA);
+  if (found >= 0) return static_cast<std::uint64_t>(found);
+  return errno == ENXIO ? size : at;
+}
+
+/// False also where too much would have to be read to find out.
 bool is_all_zeros(const std::string& path, ExitCode code) {
-  constexpr std::uint64_t chunk = 1 << 20;
+  constexpr std::uint64_t chunk = 1 << 20, most_chunks = 1024;
   const auto file = open_to_read(path, code);
   const std::uint64_t size = file_size(path, code);
   std::string bytes;
-  for (std::uint64_t at = 0; at < size; at += bytes.size()) {
+  std::uint64_t chunks = 0;
+  for (std::uint64_t at = next_data(file, 0, size); at < size; at = next_data(file, at + bytes.size(), size)) {
+    if (++chunks > most_chunks) return false;
     bytes.resize(std::min(chunk, size - at));
     read_at(file, path, at, std::as_writable_bytes(std::span(bytes)), code);
     if (bytes.find_first_not_of('\0') != std::string::npos) return false;

@@ -32,17 +32,17 @@ class Pairs {
   explicit Pairs(const std::vector<Merge>& merges)
       : slots_(std::bit_ceil(2 * merges.size() + 2)), shift_(64 - std::countr_zero(slots_.size())) {
     for (const Merge& merge : merges)
-      slots_[place(merge.left, merge.right)] = {pair_of(merge.left, merge.right), merge.rank, merge.merged};
+      slots_[slot_of(merge.left, merge.right)] = {pair_of(merge.left, merge.right), merge.rank, merge.merged};
   }
 
   /// A slot without rank where the two do not merge.
-  const Slot& find(Token left, Token right) const { return slots_[place(left, right)]; }
+  const Slot& find(Token left, Token right) const { return slots_[slot_of(left, right)]; }
 
  private:
   static std::uint32_t pair_of(Token left, Token right) { return std::uint32_t{left} << 16 | right; }
 
   /// Index of the pair's slot, or of the free slot where it belongs.
-  std::size_t place(Token left, Token right) const {
+  std::size_t slot_of(Token left, Token right) const {
     const std::uint32_t pair = pair_of(left, right);
     std::size_t i = pair * 0x9e3779b97f4a7c15u >> shift_;
     while (slots_[i].rank != no_rank && slots_[i].pair != pair) i = (i + 1) & (slots_.size() - 1);

@@ -51,9 +51,9 @@ class Splitter::Impl {
  public:
   Impl() {
     int error = 0;
-    PCRE2_SIZE place = 0;
+    PCRE2_SIZE error_offset = 0;
     const std::string text = pattern();
-    code_.reset(pcre2_compile(units(text), text.size(), PCRE2_UTF | PCRE2_ANCHORED, &error, &place, nullptr));
+    code_.reset(pcre2_compile(units(text), text.size(), PCRE2_UTF | PCRE2_ANCHORED, &error, &error_offset, nullptr));
     if (!code_) fail("split", error);
     match_.reset(pcre2_match_data_create(1, nullptr));
     if (!match_) throw std::bad_alloc();

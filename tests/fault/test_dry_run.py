@@ -51,7 +51,13 @@ class DryRun(FaultTest):
         return skipped
 
     def content(self):
-        return {path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file()}
+        return {path: path.read_bytes() for path in self.run_folder().rglob("*")
+                if path.is_file() and os.access(path, os.R_OK)}
+
+    def as_user(self):
+        """Wrapper that starts the program as somebody whom permissions hold back."""
+        self.folder.chmod(0o755)
+        return () if os.getuid() else ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
     def test_other_state_of_the_optimizer(self):
         self.begin()
@@ -141,8 +147,7 @@ class DryRun(FaultTest):
         self.assert_ends_alike("stop.file=deck.toml", code=7)
 
     def test_directories_that_cannot_be_written(self):
-        user = () if os.getuid() else ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        self.folder.chmod(0o755)
+        user = self.as_user()
         for name, code in (("outputs", 7), ("outputs/run", 7), ("outputs/run/checkpoints", 4)):
             with self.subTest(name):
                 locked = self.folder / name
@@ -152,6 +157,53 @@ class DryRun(FaultTest):
                 locked.chmod(0o555)
                 self.assertIn("Permission denied", self.assert_ends_alike(code=code, wrapper=user))
                 locked.chmod(0o777)
+
+    def test_what_this_user_may_not_do(self):
+        """Whatever the start would need after it has begun to change the directory."""
+        user = self.as_user()
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        outputs, run, stops = self.folder / "outputs", self.run_folder(), self.folder / "stops"
+        stops.mkdir()
+        (stops / "stop").touch()
+        for path in (outputs, stops, *outputs.rglob("*")):
+            path.chmod(0o777)
+        deck = (run / "deck.toml").stat().st_mtime_ns
+        denied = "Permission denied"
+        for path, mode, override, said in (
+                (run / "trace.h5", 0o222, "run.seed=1", f"outputs/run/trace.h5: cannot be opened: {denied}"),
+                (run, 0o333, "run.seed=1", f"outputs/run: cannot be opened: {denied}"),
+                (outputs, 0o555, "checkpoint.restart=none",
+                 "outputs/run: cannot be renamed, so that the earlier run in it could not be kept: outputs: cannot be "
+                 f"written: {denied}: choose another run.name"),
+                (stops, 0o555, "stop.file=stops/stop",
+                 "stops/stop: is the stop file of an earlier stop, which cannot be removed: stops: cannot be written: "
+                 f"{denied}: remove it")):
+            with self.subTest(override, path=path.name):
+                path.chmod(mode)
+                message = self.assert_ends_alike(override, code=7, wrapper=user)
+                path.chmod(0o777)
+                self.assertIn(said, message)
+                self.assertEqual((run / "deck.toml").stat().st_mtime_ns, deck)
+
+    def test_mount_point(self):
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        mounting = ("unshare", "-m", "sh", "-c", 'mount --bind outputs/run outputs/run && exec "$@"', "sh")
+        if Job(self.folder, None, ["keys"], mounting).wait() != 0:
+            self.skipTest("may not mount here")
+        message = self.assert_ends_alike("checkpoint.restart=none", code=7, wrapper=mounting)
+        self.assertIn("outputs/run: cannot be renamed", message)
+        self.assertIn("a file system is mounted there: choose another run.name", message)
+
+    def test_long_paths(self):
+        """Ranks cannot share a file of such a path; no directory is made."""
+        outputs = f"{'a' * 120}/{'b' * 90}"
+        ends = []
+        for words in (("--dry-run",), ()):
+            ends.append(Job(self.folder, 1, ["train", "deck.toml", *words, *STEPS, f"run.outputs={outputs}"]))
+            self.assertEqual(ends[-1].wait(), 4, ends[-1].text())
+            self.assert_refused(ends[-1], "checkpoint_00000006.h5.partial: ", "too long for the path of a file")
+        self.assertEqual(ends[0].messages(), ends[1].messages())
+        self.assertFalse((self.folder / ("a" * 120)).exists())
 
     def test_on_two_ranks(self):
         self.train(1, *STEPS, "stop.step=3", code=75)

@@ -83,7 +83,7 @@ class ExportedRecord89(Record89FaultTest):
                 inputs, targets = row[:-1].numpy(), row[1:].numpy()
                 looked_up = Tokens(model.c, SimpleNamespace(inputs=inputs, targets=targets), model.prefixes)
                 x = model.stream(looked_up, settings, None, 0)
-                expected = softcap(model.c, head_product(model.c, x, model.p["head"], False))[1].float()
+                expected = softcap(model.c, head_product(model.c, x, model.p["head"], training=False))[1].float()
                 torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
 
     def test_types_and_shapes(self):

@@ -91,6 +91,14 @@ class FileSystems(FaultTest):
                     self.verify("outputs/run/checkpoints/checkpoint_00000012.h5")
                     shutil.rmtree(self.folder / "outputs")
 
+    def test_a_dry_run_tries_a_lock_again(self):
+        self.train(None, "stop.step=5", code=75)
+        wrapper = self.injecting("outputs/run/lock", "flock:error=EAGAIN:when=1")
+        job = Job(self.folder, None, ["train", "deck.toml", "--dry-run"], wrapper=wrapper)
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assertIn("INJECTED", (self.folder / "strace").read_text())
+        self.assertNotIn("in use by", job.text())
+
     def test_locks_refused_for_ever(self):
         """Another holder is told from a file system without locks, and neither is waited for."""
         for error, code, said in (("EAGAIN", 3, "data.h5: another program has it open, and HDF5's lock on it"),

@@ -283,6 +283,108 @@ class Links(FaultTest):
         self.assertEqual((self.folder / "precious").read_text(), "precious")
         self.verify(self.checkpoint(5))
 
+    def test_names_of_checkpoints_taken_during_the_run(self):
+        """What is put there is kept under another name; the checkpoint of this run has its place."""
+        (self.folder / "precious").write_text("precious")
+        (self.folder / "data.txt").write_bytes(b"my own")
+        job = self.start(1, "train.steps=100000", "checkpoint.every=20", "checkpoint.keep=99", "stop.step=160",
+                         "run.log_every=100000", "validation.tokens=0")
+        job.until(self.checkpoint(20).exists, "checkpoint")
+        makes = [lambda path: path.symlink_to(self.folder / "precious"), lambda path: path.symlink_to("nowhere"),
+                 lambda path: path.mkdir(), os.mkfifo, lambda path: shutil.copy(self.folder / "data.txt", path),
+                 lambda path: shutil.copy(self.checkpoint(20), path)]
+        paths = [self.checkpoint(step) for step in range(60, 180, 20)]
+        for make, path in zip(makes, paths):
+            self.assertFalse(path.exists())
+            make(path)
+        self.assertEqual(job.wait(), 75, job.text())
+        kinds = ["a symbolic link", "a symbolic link", "a directory", "a device, FIFO or socket", "the file"]
+        names = [f"outputs/run/checkpoints/{path.name}" for path in paths]
+        self.assertEqual(job.messages(), [
+            f"nanorun: warning: {name}: not written by this run; {kind} is kept as {name}.1"
+            for name, kind in zip(names, kinds)])
+        link, dangling, directory, fifo, file, own = (path.with_name(f"{path.name}.1") for path in paths)
+        self.assertTrue(link.is_symlink() and dangling.is_symlink() and directory.is_dir() and fifo.is_fifo())
+        self.assertEqual((self.folder / "precious").read_text(), "precious")
+        self.assertEqual(file.read_bytes(), b"my own")
+        self.assertFalse(own.exists())
+        self.verify(*paths)
+
+    def test_a_finished_checkpoint_is_never_thrown_away(self):
+        """Also where it cannot get its name."""
+        name = "outputs/run/checkpoints/checkpoint_00000004.h5"
+        wrapper = self.injecting(f"{name}.partial", "rename:error=EPERM:when=1")
+        self.assert_refused(self.train(None, "stop.step=4", wrapper=wrapper, code=4),
+                            f"{name}.partial: cannot be renamed to {name}: Operation not permitted; the finished "
+                            f"checkpoint is kept as {name}.1")
+        self.verify(f"{name}.1")
+
+    def test_a_file_takes_the_place_of_the_checkpoints(self):
+        job = self.start(1, "train.steps=100000", "checkpoint.every=100000", "stop.step=200")
+        job.until_step(2)
+        folder = self.run_folder() / "checkpoints"
+        folder.rename(self.folder / "aside")
+        folder.write_text("mine")
+        self.assertEqual(job.wait(), 4, job.text())
+        self.assert_refused(job, "outputs/run/checkpoints: a file stands where a directory of the run belongs: move it "
+                            "away")
+        self.assertEqual(folder.read_text(), "mine")
+
+    def test_large_sparse_file_of_a_write_that_was_cut_short(self):
+        """Holes are zeros, and need not be read."""
+        self.train(1, "stop.step=4", code=75)
+        path = self.checkpoint(999).with_suffix(".h5.partial")
+        path.touch()
+        try:
+            os.truncate(path, 1 << 43)
+        except OSError:
+            self.skipTest("needs a file system of large files")
+        self.assertEqual(self.train(1).messages(), [])
+        self.assertFalse(path.exists())
+
+    def test_summary_of_others_during_the_run(self):
+        (self.folder / "precious").write_text("precious")
+        for name, is_link in (("summary.json", False), ("summary.json", True), ("summary.json.partial", False),
+                              ("summary.json.partial", True)):
+            with self.subTest(name=name, is_link=is_link):
+                job = self.start(1, "train.steps=100000", "checkpoint.every=100000", "stop.step=200")
+                job.until_step(2)
+                path = self.run_folder() / name
+                path.symlink_to(self.folder / "precious") if is_link else path.write_text("{}")
+                self.assertEqual(job.wait(), 75, job.text())
+                kept = path.with_name(f"{name}.1")
+                self.assert_refused(job, f"outputs/run/{name}: not written by this run; "
+                                    f"{'a symbolic link' if is_link else 'the file'} is kept as outputs/run/{name}.1")
+                self.assertEqual(kept.read_text(), "precious" if is_link else "{}")
+                self.assertEqual(kept.is_symlink(), is_link)
+                self.assertEqual(self.summary()["steps"], 200)
+                shutil.rmtree(self.run_folder())
+
+    def test_summary_of_others_before_a_start(self):
+        self.train(1, "stop.step=4", code=75)
+        summary = self.run_folder() / "summary.json"
+        for steps, text in ((6, "my notes"), (8, '{"steps": 7}')):
+            summary.write_text(text)
+            kept = f"summary.json.{steps // 2 - 2}"
+            self.assert_refused(self.train(1, f"stop.step={steps}", code=75), f"kept as outputs/run/{kept}")
+            self.assertEqual(summary.with_name(kept).read_text(), text)
+            self.assertEqual(self.summary()["steps"], steps)
+        self.assertEqual(self.train(1).messages(), [])
+
+    def test_what_stands_at_lock_partial(self):
+        """Where the lock has further hard links, it is replaced by way of a name that nobody has."""
+        self.train(1, "stop.step=4", code=75)
+        for step, make in ((6, lambda path: path.write_text("mine")), (8, lambda path: path.mkdir()), (10, os.mkfifo)):
+            path = self.run_folder() / "lock.partial"
+            make(path)
+            os.link(self.run_folder() / "lock", self.folder / "lock")
+            before = path.lstat()
+            self.assertEqual(self.train(1, f"stop.step={step}", code=75).messages(), [])
+            self.assertEqual((path.lstat().st_ino, path.lstat().st_mode), (before.st_ino, before.st_mode))
+            self.assertEqual(sorted(one.name for one in self.run_folder().glob("lock*")), ["lock", path.name])
+            (self.folder / "lock").unlink()
+            path.rmdir() if path.is_dir() else path.unlink()
+
     def test_unfinished_files_of_other_programs_are_kept(self):
         """Whatever begins like a file of the program's, or is HDF5 of another kind."""
         self.train(1, *EVERY, "train.steps=3")

@@ -45,7 +45,7 @@ def reader89(c):
 
     def losses(text):
         tokens = Tokens(c, SimpleNamespace(inputs=text[:-1].numpy(), targets=text[1:].numpy()), model.prefixes)
-        z = head_product(c, model.stream(tokens, settings, None, 0), model.p["head"], False)
+        z = head_product(c, model.stream(tokens, settings, None, 0), model.p["head"], training=False)
         return token_losses(c, z, tokens.targets, settings.weights, tokens.prefixes, settings.prefix)
 
     return losses

@@ -11,6 +11,7 @@
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/failed_writes.hpp"
 #include "tests/support/file_size_limit.hpp"
 #include "tests/support/shard_files.hpp"
 
@@ -131,6 +132,7 @@ TEST(Shards, FlippedBitIsFoundByAllRanks) {
 }
 
 TEST(Shards, AFullDiskLeavesTheOldShardAlone) {
+  SKIP_WHERE_RANKS_WAIT_FOR_FAILED_WRITES();
   const SharedFolder folder;
   const auto small = varied_tokens(100, 50257), large = varied_tokens(4 * shard_block, 50257);
   EXPECT_EQ(make_shard(folder, small), "");

@@ -14,7 +14,7 @@
 #include "src/config/schedule.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
-#include "src/run/plan.hpp"
+#include "src/run/training_plan.hpp"
 #include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;

@@ -104,7 +104,7 @@ class Drawing(WatchTest):
         (folder / "log.txt").write_text("first\n" + "step <1>  ETA 02:07\n" * 5)
         watched = watch.Watched(folder, "a")
         watched.poll()
-        page = Page(watch.document([watched], 5, True))
+        page = Page(watch.document([watched], 5, live=True))
         self.assertEqual(page.texts["td"][8:10], ["41.5 %", "15.30 GB"])
         charts = [element["aria-label"] for element in page.elements["svg"] if "aria-label" in element]
         self.assertEqual(charts[4:], ["Model FLOPs utilisation", "Memory of the GPU of rank 0", "Norm of the gradient",
@@ -151,7 +151,7 @@ class Drawing(WatchTest):
             file.write("[[stage]]\ntargets = [1]\nprefix = 0\nprefix_end = -1\n[[stage]]\ntargets = [1, 0.5]\n")
         watched = watch.Watched(folder, "a")
         watched.poll()
-        page = Page(watch.document([watched], 5, True))
+        page = Page(watch.document([watched], 5, live=True))
         charts = [element["aria-label"] for element in page.elements["svg"] if "aria-label" in element]
         self.assertEqual(charts[:2], ["Loss by steps; that of training is a weighted sum",
                                       "Loss by seconds of training; that of training is a weighted sum"])
@@ -159,7 +159,7 @@ class Drawing(WatchTest):
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(step_line(21, loss_weights=1.5)) + "\n")
         watched.poll()
-        self.assertEqual(Page(watch.document([watched], 5, True)).texts["td"][4], "2.90000 (weighted)")
+        self.assertEqual(Page(watch.document([watched], 5, live=True)).texts["td"][4], "2.90000 (weighted)")
         self.assertEqual(watch.scalars(watched.metrics.steps[-1])["loss/training_weighted"], 2.9)
         self.assertEqual(watch.scalars(watched.metrics.steps[-2])["loss/training"], 3.0)
 
@@ -348,7 +348,7 @@ class Services(WatchTest):
         for lines in (begun, [*begun, validation_line(2, 4.0)], [step_line(1, ms=9.0), step_line(2), step_line(3)]):
             (watched.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             watched.poll()
-            sink.update([watched], True)
+            sink.update([watched], live=True)
         self.assertEqual([step for step, _ in sent], [1, 2, 2, 2, 3])
         self.assertEqual(sent[2][1]["loss/validation"], 4.0, "it came after its step")
 

@@ -130,9 +130,11 @@ TEST(Files, PlantedLinksAreNotFollowed) {
   const Zoo zoo;
   const std::string target = zoo.folder / "target";
   fs::create_symlink(zoo.file, partial_of(target));
-  EXPECT_EQ(error_of([&] { replace_text(target, code, "x"); }),
-            partial_of(target) + ": cannot be removed: a symbolic link, not a regular file");
-  EXPECT_FALSE(fs::exists(target));
+  const std::string before = text_of(zoo.file);
+  replace_text(target, code, "x");
+  EXPECT_EQ(text_of(target), "x");
+  EXPECT_EQ(text_of(zoo.file), before);
+  EXPECT_EQ(kind_of_entry(partial_of(target) + ".1", code), FileKind::symlink);
   EXPECT_EQ(error_of([&] { AppendFile(zoo.link, code); }), zoo.link + ": a symbolic link, not a regular file");
   EXPECT_EQ(error_of([&] { FileLock(zoo.link, "note", code); }), zoo.link + ": a symbolic link, not a regular file");
 }

@@ -26,6 +26,8 @@ std::vector<int> layers_with(const std::vector<BlockPlan>& plans, const Predicat
 
 using Layers = std::vector<int>;
 
+bool own_buffer(const BlockPlan& plan) { return plan.sent_gradient == SentGradient::own; }
+
 TEST(BlockPlan, OfRecord89SaysWhereTrainingFindsStreamsAndNorms) {
   const std::vector<BlockPlan> plans = block_plans(record(89), Mode::training);
   EXPECT_EQ(layers_with(plans, &BlockPlan::attends), Layers({0, 1, 2, 3, 4, 5, 7, 8, 9, 10}));
@@ -59,11 +61,42 @@ TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
   EXPECT_EQ(layers_with(plans, joins(BlockMix::after_mlp)), Layers());
   EXPECT_EQ(layers_with(plans, &BlockPlan::clears_input_gradient), Layers());
   EXPECT_EQ(layers_with(plans, &BlockPlan::sends_to_bigrams), Layers{10});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_skip_gradient), Layers{6});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::starts_skip_gradient), Layers());
+  EXPECT_EQ(layers_with(plans, own_buffer), layers_with(plans, &BlockPlan::input_is_tapped));
   ModelConfig without = record(89);
   without.mudd = false;
   const std::vector<BlockPlan> others = block_plans(without, Mode::training);
   EXPECT_EQ(layers_with(others, &BlockPlan::clears_input_gradient), Layers({4, 8}));
   EXPECT_EQ(layers_with(others, &BlockPlan::sends_to_bigrams), Layers());
+}
+
+/// The second net reads the input of a middle layer: the injections from there on are summed before its backward pass.
+TEST(BlockPlan, OfRecord89SumsInjectionsBeforeTheBackwardPassOfANet) {
+  const ModelConfig config = record(89);
+  const std::vector<BlockPlan> plans = block_plans(config, Mode::training);
+  EXPECT_EQ(layers_with(plans, &BlockPlan::injects_bigrams), Layers({1, 2, 3, 4, 5, 7, 8, 9}));
+  EXPECT_EQ(layers_with(plans, [](const BlockPlan& plan) { return !plan.injections.empty(); }),
+            Layers({config.gate_net_layer}));
+  const InjectionSum& upper = plans[config.gate_net_layer].injections;
+  EXPECT_EQ(upper.begin, config.gate_net_layer);
+  EXPECT_EQ(upper.end, config.layers);
+  EXPECT_FALSE(upper.adds_to_x0);
+  EXPECT_TRUE(upper.adds_to_bigrams) << "the MUDD mix of the last layer comes before";
+  const InjectionSum last = last_injections(plans);
+  EXPECT_EQ(last.begin, -1);
+  EXPECT_EQ(last.end, config.gate_net_layer);
+  EXPECT_TRUE(last.adds_to_x0 && last.adds_to_bigrams);
+}
+
+TEST(BlockPlan, WithoutNetsSumsAllInjectionsAtTheEnd) {
+  const ModelConfig config = record(81);
+  const std::vector<BlockPlan> plans = block_plans(config, Mode::training);
+  const InjectionSum last = last_injections(plans);
+  EXPECT_EQ(last.begin, -1);
+  EXPECT_EQ(last.end, config.layers);
+  EXPECT_FALSE(last.adds_to_x0);
+  EXPECT_TRUE(last.adds_to_bigrams) << "the MUDD mix of the last layer comes before";
 }
 
 TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {
@@ -91,6 +124,17 @@ TEST(BlockPlan, OfRecord21AddsToTheStreamInPlace) {
   EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::clears_row_gradient), Layers({0, 1, 2}));
   EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_skip_gradient), Layers({7, 8, 9, 10, 11}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::starts_skip_gradient), Layers({7, 8, 9, 10, 11}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::starts_x0_gradient), Layers{11});
+  EXPECT_EQ(layers_with(plans, own_buffer), Layers());
+  for (const int encoder : {1, 2, 3, 4, 5}) {
+    EXPECT_EQ(plans[encoder].sent_gradient, SentGradient::output_of_skip_reader);
+    EXPECT_EQ(plans[encoder].skip_reader, 12 - encoder);
+    EXPECT_EQ(plans[12 - encoder].skip_input, encoder);
+  }
+  EXPECT_EQ(plans[6].skip_input, 6);
+  EXPECT_EQ(plans[6].sent_gradient, SentGradient::none) << "its skip's gradient is part of its stream's";
   for (const BlockPlan& plan : plans) {
     EXPECT_TRUE(plan.mixes_input && plan.joins_in == BlockMix::before);
     EXPECT_EQ(plan.output, OutputBuffer::own);

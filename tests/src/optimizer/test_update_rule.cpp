@@ -49,8 +49,18 @@ TEST(UpdateRules, KeepTheStateOfCheckpoints) {
 }
 
 TEST(UpdateRules, NameAllThatTheyKeep) {
-  const Strings expected{"/muon/momentum/", "/muon/second_moment/", "/adam/m/", "/adam/v/", "/adam/gradient/"};
-  EXPECT_EQ(state_prefixes(), expected);
+  Strings prefixes;
+  for (const RuleTraits& rule : all_rules()) {
+    for (const StateGroup& group : rule.state) prefixes.push_back(group.prefix);
+  }
+  EXPECT_EQ(prefixes, (Strings{"/muon/momentum/", "/muon/second_moment/", "/adam/m/", "/adam/v/", "/adam/gradient/"}));
+}
+
+TEST(UpdateRules, SayWhichKeysDecideTheirState) {
+  EXPECT_EQ(state_group_of("/adam/gradient/head")->keys, Strings{"optimizer.adam_period"});
+  EXPECT_EQ(state_group_of("/adam/m/head")->keys, Strings{});
+  EXPECT_EQ(state_group_of("/muon/second_moment/block.0.qkv")->keys.size(), 4u);
+  EXPECT_EQ(state_group_of("/weights/head"), nullptr);
 }
 
 TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
@@ -72,12 +82,12 @@ TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
 TEST(UpdateRules, AreAllListedByName) {
   const Config config = config_with_bigrams();
   const UpdateRules<double> rules(config);
-  ASSERT_EQ(rules.all().size(), all_rules.size());
+  ASSERT_EQ(rules.all().size(), all_rules().size());
   std::set<std::string> names;
-  for (const auto& [rule, name] : all_rules) {
-    EXPECT_EQ(name_of(rule), std::string(name));
-    EXPECT_EQ(rules.all().count(rule), 1u) << name;
-    names.insert(name);
+  for (const RuleTraits& traits : all_rules()) {
+    EXPECT_EQ(&traits_of(traits.rule), &traits);
+    EXPECT_EQ(rules.all().count(traits.rule), 1u) << traits.name;
+    names.insert(traits.name);
   }
   EXPECT_EQ(names, (std::set<std::string>{"muon", "adam", "fixed"}));
 }

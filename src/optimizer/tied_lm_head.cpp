@@ -1,4 +1,4 @@
-#include "src/optimizer/tied_head.hpp"
+#include "src/optimizer/tied_lm_head.hpp"
 
 #include <algorithm>
 
@@ -17,33 +17,33 @@ const OwnedBucket<T>* bucket_of(const std::vector<OwnedBucket<T>>& buckets, cons
 }  // namespace
 
 template <class T>
-TiedHead<T>::TiedHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets)
+TiedLmHead<T>::TiedLmHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets)
     : config_(config),
-      head_(bucket_of(buckets, table.find("head"))),
+      lm_head_(bucket_of(buckets, table.find("head"))),
       embedding_(bucket_of(buckets, table.find("embedding"))) {}
 
 template <class T>
-bool TiedHead<T>::tied(long step) const {
+bool TiedLmHead<T>::tied(long step) const {
   return config_.model.tied_head && step <= config_.train.untie_step;
 }
 
 template <class T>
-void TiedHead<T>::take_gradients(kernels::Stream stream) const {
-  ops::move_sum<kernels::acc_t<T>>(stream, head_->gradients, embedding_->gradients);
+void TiedLmHead<T>::take_gradients(kernels::Stream stream) const {
+  ops::move_sum<kernels::acc_t<T>>(stream, lm_head_->gradients, embedding_->gradients);
 }
 
 template <class T>
-void TiedHead<T>::copy_weights(kernels::Stream stream, long step) const {
+void TiedLmHead<T>::copy_weights(kernels::Stream stream, long step) const {
   const auto copy = [&](const StateSpan<T>& to, const StateSpan<T>& from) {
     to.visit([&]<class E>(std::span<E> out) { ops::round_to<E, E>(stream, out, from.template as<E>()); });
   };
-  copy(embedding_->master, head_->master);
+  copy(embedding_->master, lm_head_->master);
   if (step == config_.train.untie_step) {
-    for (std::size_t k = 0; k < head_->state.size(); ++k) copy(embedding_->state[k], head_->state[k]);
+    for (std::size_t k = 0; k < lm_head_->state.size(); ++k) copy(embedding_->state[k], lm_head_->state[k]);
   }
   embedding_->round_weights(stream);
 }
 
-NANORUN_INSTANTIATE(class TiedHead);
+NANORUN_INSTANTIATE(class TiedLmHead);
 
 }  // namespace nanorun

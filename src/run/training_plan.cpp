@@ -1,4 +1,4 @@
-#include "src/run/plan.hpp"
+#include "src/run/training_plan.hpp"
 
 #include <fmt/format.h>
 
@@ -96,7 +96,7 @@ Json shape_of(const Parameter& parameter) {
 }
 
 Json bucket_json(const Config& config, const UpdateRules<Real>& rules, const Bucket& bucket) {
-  Json json = {{"rule", name_of(rule_of(config, bucket.group))},
+  Json json = {{"rule", traits_of(rule_of(config, bucket.group)).name},
                {"units", bucket.units},
                {"unit_size", bucket.unit_size},
                {"scalars", bucket.scalars()},

@@ -1,6 +1,7 @@
 #pragma once
-// Where everything that a run writes lies, outputs/<name>, and what there may keep the run from it. A start takes these
-// looks before it changes anything; a dry run takes them alone. All of this is for one rank, and changes nothing.
+// The paths of everything that a run writes, in outputs/<name>, and what is there that may keep the run from it. A
+// start takes these looks before it changes anything; a dry run takes them alone. All of this is for one rank, and
+// changes nothing.
 
 #include <array>
 #include <optional>
@@ -28,9 +29,9 @@ std::vector<std::string> relative_keys(const Config& config);
 /// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long.
 void require_possible_paths(const Config& config);
 
-class RunPlace {
+class RunPaths {
  public:
-  explicit RunPlace(const Config& config);
+  explicit RunPaths(const Config& config);
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -64,6 +65,7 @@ class RunPlace {
 
  private:
   void require_no_checkpoints_of_others() const;
+  void require_movable() const;
   bool is_own_file(const std::string& path) const;
 
   std::string path_;

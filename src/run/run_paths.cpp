@@ -1,8 +1,11 @@
-#include "src/run/run_place.hpp"
+#include "src/run/run_paths.hpp"
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <functional>
 #include <string_view>
+#include <thread>
 
 #include "src/base/error.hpp"
 #include "src/base/file_lock.hpp"
@@ -11,6 +14,7 @@
 #include "src/comm/watchdog.hpp"
 #include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
+#include "src/storage/h5_shared_path.hpp"
 
 namespace nanorun {
 
@@ -29,11 +33,13 @@ bool needs(const Config& config, std::string_view name) {
 /// Files to which the run appends; it replaces the others.
 bool grows(std::string_view name) { return name == "log.txt" || name == "metrics.jsonl"; }
 
-/// Throws where the run could not write the file, in its place or by way of its partial file.
+/// Throws where the run could not write the file, in its place or by way of its partial file, or not read what an
+/// earlier run has left of it.
 void require_free_file(const std::string& path, bool appends) {
   require_own_place(path, FileKind::regular, ExitCode::output);
   const bool there = kind_of_entry(path, ExitCode::output) == FileKind::regular;
   if (there && appends) require_writable(path, ExitCode::output);
+  if (there && name_of(path) == "trace.h5") open_to_read(path, ExitCode::output);
   const bool replaced =
       !appends || (there && links_of(open_to_read(path, ExitCode::output), path, ExitCode::output) > 1);
   if (replaced) require_own_place(partial_of(path), FileKind::regular, ExitCode::output);
@@ -58,6 +64,26 @@ void require_possible_file(const std::string& path) {
     above = directory_of(above);
   if (found != FileKind::absent && found != FileKind::directory)
     refuse(above + " is no directory, so that the file can never be made: name another");
+}
+
+/// Whether a state is still there after a moment.
+bool stays(const std::function<bool()>& is_there) {
+  for (int tries = 0; tries < 5; ++tries) {
+    if (!is_there()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+/// Throws where the stop file of an earlier stop could not be removed.
+void require_removable(const std::string& path) {
+  try {
+    require_possible_directory(directory_of(path), ExitCode::output);
+  } catch (const Error& error) {
+    throw Error(ExitCode::output, fmt::format("{}: is the stop file of an earlier stop, which cannot be removed: {}: "
+                                              "remove it, or name another as stop.file",
+                                              path, error.what()));
+  }
 }
 
 }  // namespace
@@ -85,21 +111,25 @@ std::vector<std::string> relative_keys(const Config& config) {
 void require_possible_paths(const Config& config) {
   if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
   // The longest name that the program gives, to a file in checkpoints/.
-  require_possible_path(RunPlace(config).checkpoints() + "/checkpoint_2147483647.h5.partial", ExitCode::output);
+  const std::string checkpoints = RunPaths(config).checkpoints();
+  require_possible_path(checkpoints + "/checkpoint_2147483647.h5.partial", ExitCode::output);
+  h5::require_sharable(fmt::format("{}/checkpoint_{:08}.h5.partial", checkpoints, config.train.steps),
+                       ExitCode::checkpoint);
   require_possible_path(config.stop.file, ExitCode::output);
   require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
   require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
 }
 
-RunPlace::RunPlace(const Config& config)
+RunPaths::RunPaths(const Config& config)
     : path_(config.run.outputs + "/" + config.run.name),
       stop_file_(config.stop.file.empty() ? file("stop") : config.stop.file) {}
 
-std::string RunPlace::lock() const { return file(lock_name); }
+std::string RunPaths::lock() const { return file(lock_name); }
 
-void RunPlace::require_usable() {
+void RunPaths::require_usable() {
   require_no_checkpoints_of_others();
   require_possible_directory(path_, ExitCode::output);
+  if (exists(path_, ExitCode::output)) open_directory(path_, ExitCode::output);
   const std::optional<std::string> holder = text_of_run(lock());
   if (holder && !holder->empty() && !is_lock_text(*holder))
     throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
@@ -108,7 +138,7 @@ void RunPlace::require_usable() {
 }
 
 /// Throws where another run has its checkpoints here or in a directory above.
-void RunPlace::require_no_checkpoints_of_others() const {
+void RunPaths::require_no_checkpoints_of_others() const {
   const std::string own = canonical_path(path_, ExitCode::output);
   for (std::string above = own;; above = directory_of(above)) {
     const std::string owner = run_with_checkpoints_in(above);
@@ -120,20 +150,21 @@ void RunPlace::require_no_checkpoints_of_others() const {
   }
 }
 
-void RunPlace::require_unlocked() const {
+void RunPaths::require_unlocked() const {
   const std::optional<std::string> holder = text_of_run(lock());
-  if (!holder || lock_state(lock(), LockKind::shared, ExitCode::output) != LockState::held) return;
+  const auto is_held = [&] { return lock_state(lock(), LockKind::shared, ExitCode::output) == LockState::held; };
+  if (!holder || !stays(is_held)) return;
   const std::uint64_t links = links_of(open_to_read(lock(), ExitCode::output), lock(), ExitCode::output);
   throw in_use(*holder, links > 1);
 }
 
-Error RunPlace::in_use(const std::string& holder, bool elsewhere) const {
+Error RunPaths::in_use(const std::string& holder, bool elsewhere) const {
   return {ExitCode::output, fmt::format("the output directory {}{} is in use by {}", path_,
                                         elsewhere ? ", or the run of which it is a copy by hard links," : "",
                                         holder.empty() ? "another job" : holder)};
 }
 
-void RunPlace::require_free_stop_file() const {
+void RunPaths::require_free_stop_file() const {
   require_possible_file(stop_file_);
   if (is_own_file(stop_file_)) {
     throw Error(
@@ -142,7 +173,8 @@ void RunPlace::require_free_stop_file() const {
   }
   const FileKind found = kind_of_entry(stop_file_, ExitCode::output);
   const bool empty_file = found == FileKind::regular && file_size(stop_file_, ExitCode::output) == 0;
-  if (found == FileKind::absent || empty_file) return;
+  if (found == FileKind::absent) return;
+  if (empty_file) return require_removable(stop_file_);
   throw Error(ExitCode::output,
               fmt::format("{}: is the stop file, but not an empty one that a run might remove: move it, or name "
                           "another as stop.file",
@@ -150,7 +182,7 @@ void RunPlace::require_free_stop_file() const {
 }
 
 /// Whether a path has the name of what a run writes in its directory, or lies anywhere in one of its folders there.
-bool RunPlace::is_own_file(const std::string& path) const {
+bool RunPaths::is_own_file(const std::string& path) const {
   const std::string folder = directory_of(path), name = name_of(path);
   if (is_same_directory(folder, path_)) {
     const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
@@ -168,9 +200,18 @@ bool RunPlace::is_own_file(const std::string& path) const {
   return false;
 }
 
-void RunPlace::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
+/// Throws where the directory could not be set aside with the earlier run.
+void RunPaths::require_movable() const {
+  const std::string obstacle = obstacle_to_renaming(path_, ExitCode::output);
+  if (obstacle.empty()) return;
+  throw Error(ExitCode::output, fmt::format("{}: cannot be renamed, so that the earlier run in it could not be kept: "
+                                            "{}: choose another run.name, or move what is in it away",
+                                            path_, obstacle));
+}
+
+void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
   const bool complete = continuation.complete;
-  if (!complete && !continuation.here && holds_a_run()) return;  // all of it is set aside
+  if (!complete && !continuation.here && holds_a_run()) return require_movable();  // all of it is set aside
   for (const char* name : run_file_names) {
     if (foreign_ || !needs(config, name) || (complete && std::string_view(name) != "log.txt")) continue;
     require_free_file(file(name), grows(name));
@@ -178,7 +219,7 @@ void RunPlace::require_free_files(const Config& config, int ranks, const Continu
   if (!complete) Watchdog::require_free_heartbeats(heartbeats(), ranks);
 }
 
-bool RunPlace::holds_a_run() const {
+bool RunPaths::holds_a_run() const {
   return std::ranges::any_of(list_directory(path_, ExitCode::output), [&](const std::string& name) {
     if (name.starts_with(lock_name) || file(name) == stop_file_) return false;
     return kind_of_entry(file(name), ExitCode::output) != FileKind::directory ||

@@ -13,7 +13,7 @@
 
 namespace nanorun {
 
-struct Beginning {
+struct DryRunStart {
   std::vector<std::string> lines;
   DataStart data;
   std::optional<Error> refusal;  ///< with which the run would end before its first step, whenever it started
@@ -24,6 +24,6 @@ struct Beginning {
 /// begin with, damage included, disk space that is short now, or another job that uses the directory now; or how the
 /// model of its first weights differs. Damaged checkpoints that the run would pass over are warned of on standard
 /// error.
-Beginning plan_beginning(const Config& config, int ranks, const ParameterTable& table);
+DryRunStart plan_start(const Config& config, int ranks, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -1,4 +1,4 @@
-#include "src/run/plan.hpp"
+#include "src/run/training_plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // model.tied_head: LM head and embedding are one parameter up to the update at step train.untie_step. Each always has
-// its own memory, with the same shape, and a rank owns the same rows of both. While they are tied, the head is updated
-// with the gradients of both, and the embedding becomes a copy of the head.
+// its own memory, with the same shape, and a rank owns the same rows of both. While they are tied, the LM head is
+// updated with the gradients of both, and the embedding becomes a copy of the LM head.
 
 #include <vector>
 
@@ -14,24 +14,24 @@ namespace nanorun {
 
 /// T as in Optimizer.
 template <class T>
-class TiedHead {
+class TiedLmHead {
  public:
   /// All outlive it.
-  TiedHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets);
+  TiedLmHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets);
 
   /// Whether the update at the end of a step is a tied one.
   bool tied(long step) const;
-  const OwnedBucket<T>& head() const { return *head_; }
+  const OwnedBucket<T>& lm_head() const { return *lm_head_; }
   const OwnedBucket<T>& embedding() const { return *embedding_; }
 
-  /// Before the update: moves the embedding's gradients to the head's, in the owned parts.
+  /// Before the update: moves the embedding's gradients to the LM head's, in the owned parts.
   void take_gradients(kernels::Stream stream) const;
-  /// After the update of a step: gives the embedding the head's weights, and with the last tied update its state.
+  /// After the update of a step: gives the embedding the LM head's weights, and with the last tied update its state.
   void copy_weights(kernels::Stream stream, long step) const;
 
  private:
   const Config& config_;
-  const OwnedBucket<T>*head_, *embedding_;
+  const OwnedBucket<T>*lm_head_, *embedding_;
 };
 
 }  // namespace nanorun

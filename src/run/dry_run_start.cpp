@@ -1,0 +1,94 @@
+#include "src/run/dry_run_start.hpp"
+
+#include "src/base/error.hpp"
+#include "src/data/token_origin.hpp"
+#include "src/optimizer/stored_tensors.hpp"
+#include "src/run/checkpoint.hpp"
+#include "src/run/earlier_run.hpp"
+#include "src/run/first_weights.hpp"
+#include "src/run/run_paths.hpp"
+
+namespace nanorun {
+
+namespace {
+
+void describe_checkpoint(const Checkpoints& checkpoints, const Config& config, DryRunStart& start) {
+  require_steps_ahead(checkpoints, config);
+  const std::string& file = checkpoints.restored_file();
+  const CheckpointHeader& header = checkpoints.restored();
+  start.data = {origin_of(header.tokenizer, file, config.model.vocabulary), header.shards, header.progress.cursor,
+                header.progress.step};
+  start.lines.push_back(fmt::format("continues from the checkpoint {}, step {}", file, header.progress.step));
+}
+
+void describe_first_weights(Comm& alone, const Config& config, const ParameterTable& table, DryRunStart& start) {
+  const std::string& file = config.checkpoint.weights;
+  const auto [header, difference] = verify_first_weights(alone, config, table);
+  start.data.model = origin_of(header.tokenizer, file, config.model.vocabulary);
+  start.lines.push_back(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
+  if (!difference.empty()) start.lines.push_back("warning: the model of these weights differs: " + difference);
+}
+
+/// What the run would go on from. Throws as the run would.
+Continuation plan_continuation(Comm& alone, const Config& config, const ParameterTable& table, Checkpoints& checkpoints,
+                               DryRunStart& start) {
+  const std::optional<Progress> found = checkpoints.plan_restore(stored_slabs(config, table));
+  const Continuation continuation = examine_earlier_run(RunPaths(config).path(), config, checkpoints, found);
+  if (continuation.complete) {
+    start.lines.push_back(fmt::format("the run is finished: all {} steps are made", config.train.steps));
+  } else if (found) {
+    describe_checkpoint(checkpoints, config, start);
+  } else if (!config.checkpoint.weights.empty()) {
+    describe_first_weights(alone, config, table, start);
+  }
+  return continuation;
+}
+
+/// Makes a look of the run's start. Returns false, and adds a warning, where that throws, unless with the code of a
+/// refusal.
+template <class Look>
+bool passes_or_warns(DryRunStart& start, Look&& look, std::optional<ExitCode> refusal = {}) {
+  try {
+    look();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == refusal) throw;
+    start.lines.push_back(fmt::format("warning: {}", error.what()));
+    return false;
+  }
+}
+
+/// Takes the looks of the run's start, in its order. Throws what stands in the way in the run's directory.
+void plan(const Config& config, int ranks, const ParameterTable& table, DryRunStart& start) {
+  Comm alone(MPI_COMM_SELF);
+  RunPaths paths(config);
+  Checkpoints checkpoints(alone, config.checkpoint, paths.checkpoints(), to_toml(config),
+                          model_fingerprint(table.layout()));
+  paths.require_usable();
+  passes_or_warns(start, [&] { paths.require_unlocked(); });
+  checkpoints.require_usable_directory();
+  Continuation continuation;
+  const auto look_for_earlier = [&] { continuation = plan_continuation(alone, config, table, checkpoints, start); };
+  if (!passes_or_warns(start, look_for_earlier, ExitCode::output)) return;
+  if (!continuation.complete) paths.require_free_stop_file();
+  paths.require_free_files(config, ranks, continuation);
+  if (continuation.complete) return;
+  const DueCheckpoints due{
+      .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};
+  checkpoints.require_free_names(due);
+  passes_or_warns(start, [&] { checkpoints.require_space(due, stored_slabs(config, table)); });
+}
+
+}  // namespace
+
+DryRunStart plan_start(const Config& config, int ranks, const ParameterTable& table) {
+  DryRunStart start;
+  try {
+    plan(config, ranks, table, start);
+  } catch (const Error& error) {
+    start.refusal = error;
+  }
+  return start;
+}
+
+}  // namespace nanorun
