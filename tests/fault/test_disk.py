@@ -173,7 +173,7 @@ class Disk(FaultTest):
     def test_checkpoint_folder_is_a_file(self):
         self.run_folder().mkdir(parents=True)
         (self.run_folder() / "checkpoints").touch()
-        self.assert_output_refused("outputs/run/checkpoints", "Not a directory", code=4)
+        self.assert_output_refused("outputs/run/checkpoints", "move it away", code=4)
 
     def test_read_only_file_system(self):
         if not self.mount("-o", "ro"):
