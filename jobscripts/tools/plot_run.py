@@ -27,6 +27,8 @@ PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "ad
 AXES = {"steps": "step", "seconds": "seconds of training"}
 LONGEST_NAME = 40  # characters that a picture shows of an event or track
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
+BETWEEN = {"reduce_gradients between nodes": "#a8326e", "gather_weights between nodes": "#d491b5"}
+LEVELS = {"collectives inside nodes": "#e6821e", "collectives between nodes": "#a8326e"}
 
 
 def parse_arguments():
@@ -43,16 +45,17 @@ def parse_arguments():
 
 
 def colours(phases):
-    """Blues for computing, oranges for communication, greys for the rest."""
+    """Blues for computing, oranges for communication, reds for its part between nodes, greys for the rest."""
     from matplotlib import colormaps
+    from matplotlib.colors import to_rgba
 
-    compute = [p for p in phases if p not in COMMUNICATION | OCCASIONAL | {"data", "other"}]
+    compute = [p for p in phases if p not in COMMUNICATION | OCCASIONAL | {"data", "other"} | set(BETWEEN)]
     groups = [
         (compute, "Blues", 0.85, 0.35),
         ([p for p in phases if p in COMMUNICATION], "Oranges", 0.75, 0.35),
         ([p for p in phases if p in OCCASIONAL | {"data", "other"}], "Greys", 0.65, 0.25),
     ]
-    table = {}
+    table = {name: to_rgba(BETWEEN[name]) for name in phases if name in BETWEEN}
     for names, map_name, first, last in groups:
         for i, name in enumerate(names):
             table[name] = colormaps[map_name](first + (last - first) * i / max(1, len(names) - 1))
@@ -125,18 +128,34 @@ def draw_step_time(axes, trace, colour, against):
                 fontsize=8.5)
 
 
+def bars_of(trace, colour):
+    """Names, colours and times [steps, ranks, names] of the bars of draw_phases: the phases and, where there are
+    several nodes, the collectives, which run beside them."""
+    import numpy as np
+
+    names, seconds = list(trace["phases"]), trace["seconds"]
+    between = trace["communication_between"]
+    if between.any():
+        absent = np.ma.getmaskarray(seconds)[:, :, 0]
+        levels = [np.ma.array(values, mask=absent) for values in (trace["communication"] - between, between)]
+        names, seconds = names + list(LEVELS), np.ma.concatenate([seconds, np.ma.stack(levels, axis=2)], axis=2)
+    return names, [(colour | LEVELS)[name] for name in names], seconds
+
+
 def draw_phases(axes, trace, colour):
-    each = trace["seconds"].mean(axis=0) * 1e3  # [ranks, phases]
+    names, colour_of, seconds = bars_of(trace, colour)
+    each = seconds.mean(axis=0) * 1e3  # [ranks, names]
     mean, low, high = (f(axis=0).filled(0) for f in (each.mean, each.min, each.max))
+    step = mean[:len(trace["phases"])].sum()
     shown = [i for i in range(len(mean)) if mean[i] > 0] or [0]
     position = range(len(shown))
     mean, low, high = mean[shown], low[shown], high[shown]
-    axes.barh(position, mean, color=[colour[trace["phases"][i]] for i in shown], height=0.72)
+    axes.barh(position, mean, color=[colour_of[i] for i in shown], height=0.72)
     axes.errorbar(mean, position, xerr=[mean - low, high - mean], fmt="none", ecolor=INK, elinewidth=1, capsize=2)
     for y, (value, end) in enumerate(zip(mean, high)):
-        axes.annotate(f"{100 * value / mean.sum():.1f} %", (end, y), xytext=(5, 0), textcoords="offset points",
+        axes.annotate(f"{100 * value / step:.1f} %", (end, y), xytext=(5, 0), textcoords="offset points",
                       va="center", fontsize=8.5)
-    axes.set_yticks(list(position), [trace["phases"][i].replace("_", " ") for i in shown])
+    axes.set_yticks(list(position), [names[i].replace("_", " ") for i in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * high.max())
     axes.set(title="Where the time goes", xlabel="ms per step, mean over ranks (whiskers: least and most)")
@@ -232,6 +251,12 @@ def short(name):
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME - 3] + "..."
 
 
+def level_of(event):
+    """What the name of an event lacks if it is a collective between nodes."""
+    values = event.get("args")
+    return " between nodes" if isinstance(values, dict) and values.get("level") == "between" else ""
+
+
 def read_events(path, rank):
     """The complete events of a rank in trace.json, and the names of its tracks by number. Throws ToolError."""
     complete, tracks = [], {}
@@ -246,7 +271,7 @@ def read_events(path, rank):
         elif event.get("ph") == "X":
             tool.field(event, "ts", float, path)
             tool.field(event, "dur", float, path, least=0)
-            complete.append(event | {"name": EARLIER_NAMES.get(name, name)})
+            complete.append(event | {"name": EARLIER_NAMES.get(name, name) + level_of(event)})
     return complete, tracks
 
 

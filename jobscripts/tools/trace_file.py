@@ -10,10 +10,11 @@ OCCASIONAL = {"validation", "checkpoint", "output"}
 # With their dimensions.
 DATASETS = {"step": 1, "ranks": 1, "tokens": 1, "loss": 1, "seconds": 3, "communication": 2, "validation_step": 1,
             "validation_loss": 1}
+LATER_DATASETS = {"communication_between": 2}  # read as zeros where an earlier program has written the trace
 EARLIER_NAMES = {"agree": "sync"}  # names of phases in traces of earlier programs
 # Least and most of what a dataset may hold; losses may be no numbers too.
 BOUNDS = {"step": (0, 2**53), "validation_step": (0, 2**53), "tokens": (1, 1e15), "seconds": (0, 1e9),
-          "communication": (0, 1e12)}
+          "communication": (0, 1e12), "communication_between": (0, 1e12)}
 MAX_LOSS = 1e30
 
 
@@ -36,18 +37,21 @@ def open_for_reading(path):
 def read_datasets(path):
     """The datasets of a trace.h5 as arrays, and its phases. Throws ToolError."""
     import h5py
+    import numpy as np
 
     tool.require_regular(path)
     with tool.using(path, KeyError, RuntimeError, TypeError, ValueError, AttributeError, kind="a trace"):
         with open_for_reading(path) as file:
             size = os.path.getsize(path)
-            for name, dimensions in DATASETS.items():
+            present = DATASETS | {name: axes for name, axes in LATER_DATASETS.items() if name in file}
+            for name, dimensions in present.items():
                 if not isinstance(file[name], h5py.Dataset) or file[name].ndim != dimensions:
                     raise ValueError(f"/{name} is no dataset of {dimensions} dimensions")
                 # Where no data are stored HDF5 would make them up, of whatever size a damaged file gives.
                 if file[name].dtype.kind not in "iuf" or int(file[name].size) * file[name].dtype.itemsize > size:
                     raise ValueError(f"/{name} cannot be of that type and shape")
-            trace = {name: file[name][...] for name in DATASETS}
+            trace = {name: file[name][...] for name in present}
+            trace.setdefault("communication_between", np.zeros_like(trace["communication"]))
             trace["first_step"] = int(file.attrs["first_step"]) if "first_step" in file.attrs else None
             phases = file.attrs["phases"]
             names = (phases.decode() if isinstance(phases, bytes) else phases).split(",")
@@ -56,7 +60,7 @@ def read_datasets(path):
 
 def cut(trace):
     """Leaves out rows that are not complete: /step is written last."""
-    for steps, names in (("step", ("ranks", "tokens", "loss", "seconds", "communication")),
+    for steps, names in (("step", ("ranks", "tokens", "loss", "seconds", "communication", "communication_between")),
                          ("validation_step", ("validation_loss",))):
         for name in names:
             trace[name] = trace[name][:len(trace[steps])]
@@ -71,7 +75,7 @@ def fault(trace, phases):
         return "the phases are those of another program"
     shapes = dict.fromkeys(("step", "ranks", "tokens", "loss"), (steps,))
     shapes |= {"seconds": (steps, columns, len(phases)), "communication": (steps, columns),
-               "validation_step": trace["validation_loss"].shape}
+               "communication_between": (steps, columns), "validation_step": trace["validation_loss"].shape}
     for name, shape in shapes.items():
         if trace[name].shape != shape:
             return f"/{name} has not the length of the others"

@@ -56,6 +56,17 @@ struct MarkedSpan {
 struct TransferMarks {
   ops::Event begin, end;
   int phase = idle;
+  Level level = Level::inside;
+};
+
+/// Seconds of transfers of gradients and weights.
+struct Communication {
+  double all = 0, between = 0;  ///< `between`: the part between nodes
+
+  void add(double seconds, Level level) {
+    all += seconds;
+    if (level == Level::between) between += seconds;
+  }
 };
 
 /// The transfers of one stream, one after another, and how trace.json shows them.
@@ -123,12 +134,13 @@ class Trace::Impl {
     ops::record(stream, transfers.marks[transfers.count].begin);
   }
 
-  void end_transfer(Stream stream, int phase) {
+  void end_transfer(Stream stream, int phase, Level level) {
     if (!measures(phase)) return;
     Transfers& transfers = transfers_of(phase);
     TransferMarks& marks = transfers.marks[transfers.count];
     ops::record(stream, marks.end);
     marks.phase = phase;
+    marks.level = level;
     transfers.count += 1;
   }
 
@@ -146,14 +158,15 @@ class Trace::Impl {
   void end_step(double tokens, double loss) {
     add(idle, 1, enter(idle));
     resolve();
-    const double communication = std::exchange(communication_, 0);
+    const Communication communication = std::exchange(communication_, {});
     if (!file_) return;
     rows_.step.push_back(step_);
     rows_.ranks.push_back(comm_.size());
     rows_.tokens.push_back(tokens);
     rows_.loss.push_back(loss);
     rows_.seconds.insert(rows_.seconds.end(), row_.begin(), row_.end());
-    rows_.communication.push_back(communication);
+    rows_.communication.push_back(communication.all);
+    rows_.communication_between.push_back(communication.between);
   }
 
   void add_validation(long step, double loss) {
@@ -196,7 +209,8 @@ class Trace::Impl {
     comm_.all_reduce(std::span<double>(summary.avg), Reduce::sum);
     comm_.all_reduce(std::span<double>(summary.max), Reduce::max);
     for (double& seconds : summary.avg) seconds /= comm_.size();
-    summary.communication = comm_.all_reduce(communication_sum_, Reduce::sum) / comm_.size();
+    summary.communication = comm_.all_reduce(communication_sum_.all, Reduce::sum) / comm_.size();
+    summary.between = comm_.all_reduce(communication_sum_.between, Reduce::sum) / comm_.size();
     if (summary.communication > 0) {
       summary.hidden = std::max(0.0, 1 - exposed_communication(summary.avg) / summary.communication);
     }
@@ -234,12 +248,13 @@ class Trace::Impl {
       const double seconds = ops::seconds_between(transfer.begin, transfer.end);
       if (recording_) {
         spans_.push_back({static_cast<Phase>(transfer.phase), transfers.category, transfers.track, step_,
-                          step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds});
+                          step_begin_ + ops::seconds_between(marks_[1].event, transfer.begin), seconds,
+                          transfer.level});
       }
       // What computing hides or waits for is neither copies nor the reduction of losses and flags.
       if (transfer.phase == data || transfer.phase == sync) continue;
-      communication_ += seconds;
-      communication_sum_ += seconds;
+      communication_.add(seconds, transfer.level);
+      communication_sum_.add(seconds, transfer.level);
     }
     std::rotate(marks.begin(), marks.begin() + passed, marks.begin() + transfers.count);
     transfers.count -= passed;
@@ -296,10 +311,10 @@ class Trace::Impl {
   long step_ = 0;
   double step_begin_ = 0;  ///< by the host's clock, seconds since origin_
   bool in_step_ = false, recording_ = false;
-  Row row_{};                     ///< seconds by phase in the current step
-  double communication_ = 0;      ///< seconds of the transfers that passed since the last step ended
-  Row sums_{};                    ///< seconds by phase in this program run
-  double communication_sum_ = 0;  ///< seconds of transfers in this program run
+  Row row_{};                        ///< seconds by phase in the current step
+  Communication communication_;      ///< transfers that passed since the last step ended
+  Row sums_{};                       ///< seconds by phase in this program run
+  Communication communication_sum_;  ///< transfers in this program run
 };
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }
@@ -334,12 +349,13 @@ Region::~Region() {
   quietly([&] { trace_.add(static_cast<int>(phase_), begin_, trace_.enter(outer_)); });
 }
 
-Transfer::Transfer(Trace& trace, Phase phase, Stream stream) : trace_(*trace.impl_), phase_(phase), stream_(stream) {
+Transfer::Transfer(Trace& trace, Phase phase, Stream stream, Level level)
+    : trace_(*trace.impl_), phase_(phase), stream_(stream), level_(level) {
   trace_.begin_transfer(stream_, static_cast<int>(phase_));
 }
 
 Transfer::~Transfer() {
-  quietly([&] { trace_.end_transfer(stream_, static_cast<int>(phase_)); });
+  quietly([&] { trace_.end_transfer(stream_, static_cast<int>(phase_), level_); });
 }
 
 Trace untraced(Comm& comm, Stream stream) {
@@ -362,6 +378,10 @@ std::string timing_table(const Trace::Summary& summary) {
   if (summary.communication > 0) {
     table += fmt::format("{:<18}{:>20.3f}{:>21.2f}% hidden behind computation\n", "communication",
                          summary.communication, 100 * summary.hidden);
+  }
+  if (summary.between > 0) {
+    table += fmt::format("{:<18}{:>20.3f}{:>21.2f}% of the communication\n", "  between nodes", summary.between,
+                         100 * summary.between / summary.communication);
   }
   return table;
 }

@@ -12,6 +12,7 @@
 
 #include "kernels/device/types.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/traffic.hpp"
 #include "src/config/config.hpp"
 #include "src/measure/nvml.hpp"
 
@@ -71,6 +72,7 @@ class Trace {
   struct Summary {
     Row min, avg, max;         ///< over the ranks: seconds of each phase in this program run
     double communication = 0;  ///< mean over the ranks of the seconds of transfers of gradients and weights
+    double between = 0;        ///< the part of `communication` between nodes, seconds
     double hidden = 0;         ///< share of `communication` for which the compute stream did not wait
   };
   /// Collective, outside of regions.
@@ -87,7 +89,7 @@ class Trace {
 Trace untraced(Comm& comm, kernels::Stream stream = {});
 
 /// The timing table: for each phase that took time the minimum, mean and maximum over the ranks, and the share of the
-/// mean in % of all; then the communication, if there were transfers.
+/// mean in % of all; then the communication, if there were transfers, and its part between nodes, if there was any.
 std::string timing_table(const Trace::Summary& summary);
 
 /// Measures what is enqueued on the compute stream from construction to destruction, and names it for profilers.
@@ -109,10 +111,10 @@ class Region {
 /// Measures what is enqueued on `stream` from construction to destruction: with Phase::data a copy on the stream of
 /// copies to the device, with other phases a collective on the stream of collectives. Transfers do not nest. A Region
 /// with the phase of a collective measures how long the compute stream waits for it. Copies appear only in trace.json,
-/// and are measured only in the steps that it holds.
+/// and are measured only in the steps that it holds. `level`: where the tensors of a collective travel.
 class Transfer {
  public:
-  Transfer(Trace& trace, Phase phase, kernels::Stream stream);
+  Transfer(Trace& trace, Phase phase, kernels::Stream stream, Level level = Level::inside);
   ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -121,6 +123,7 @@ class Transfer {
   Trace::Impl& trace_;
   Phase phase_;
   kernels::Stream stream_;
+  Level level_;
 };
 
 }  // namespace nanorun

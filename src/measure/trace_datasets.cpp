@@ -20,6 +20,9 @@ constexpr std::uint64_t file_version = 2;
 
 constexpr std::uint64_t chunk = 256, columns_chunk = 16;  // steps
 
+/// Files of earlier programs lack this dataset.
+constexpr const char* between = "/communication_between";
+
 std::string joined_phase_names() {
   std::string names;
   for (int phase = 0; phase < Trace::phases; ++phase) {
@@ -82,6 +85,7 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   rows.step.resize(ascending(rows.step));
   std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
   keep = common_rows(file, keep, {"/ranks", "/tokens", "/loss", "/seconds", "/communication"});
+  if (file.exists(between)) keep = common_rows(file, keep, {between});
   const std::uint64_t columns = columns_of(file);
   rows.step.resize(keep);
   rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
@@ -89,9 +93,13 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   rows.loss = read_first<double>(file, "/loss", keep);
   rows.seconds.resize(keep * columns * Trace::phases);
   rows.communication.resize(keep * columns);
+  rows.communication_between.resize(keep * columns);
   if (keep > 0) {
     file.read<double>("/seconds", {0, 0, 0}, {keep, columns, Trace::phases}, std::span<double>(rows.seconds));
     file.read<double>("/communication", {0, 0}, {keep, columns}, std::span<double>(rows.communication));
+    if (file.exists(between)) {
+      file.read<double>(between, {0, 0}, {keep, columns}, std::span<double>(rows.communication_between));
+    }
   }
   return rows;
 }
@@ -146,7 +154,7 @@ TraceValidations read_trace_validations(const h5::File& file) {
 /// Whole chunks, and, generously, what HDF5 adds.
 std::uint64_t trace_bytes(std::uint64_t steps, std::uint64_t columns, const TraceValidations& validations,
                           const TraceGpus& gpus) {
-  const std::uint64_t numbers = 4 * (steps + chunk) + (steps + columns_chunk) * columns * (Trace::phases + 1) +
+  const std::uint64_t numbers = 4 * (steps + chunk) + (steps + columns_chunk) * columns * (Trace::phases + 2) +
                                 2 * (validations.step.size() + chunk) + (gpus.step.size() + chunk) * (3 * columns + 1);
   return 65536 + numbers * sizeof(double) + 64 * steps;
 }
@@ -170,6 +178,8 @@ void append_rows(h5::File& file, std::uint64_t stored, const TraceRows& rows, st
   file.write<double>("/seconds", {stored, 0, 0}, {n, columns, Trace::phases}, rows.seconds);
   file.resize("/communication", {stored + n, file.growing_shape("/communication")[1]});
   file.write<double>("/communication", {stored, 0}, {n, columns}, rows.communication);
+  file.resize(between, {stored + n, file.growing_shape(between)[1]});
+  file.write<double>(between, {stored, 0}, {n, columns}, rows.communication_between);
   append_column(file, "/validation_loss", 0, validations.loss);
   file.flush();
   append_column(file, "/step", stored, rows.step);
@@ -211,6 +221,7 @@ void create_trace(const std::string& path, std::uint64_t columns, const EarlierT
   file.create_growing_dataset<double>("/loss", {0}, chunk);
   file.create_growing_dataset<double>("/seconds", {0, columns, Trace::phases}, columns_chunk);
   file.create_growing_dataset<double>("/communication", {0, columns}, columns_chunk);
+  file.create_growing_dataset<double>(between, {0, columns}, columns_chunk);
   file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
   file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
   file.create_growing_dataset<std::int64_t>("/gpu_step", {0}, chunk);

@@ -24,7 +24,7 @@ Busy held(const std::string& path) {
 }
 
 /// Bytes of a step's row in memory.
-std::uint64_t bytes_of_row(std::uint64_t columns) { return (4 + columns * (Trace::phases + 1)) * sizeof(double); }
+std::uint64_t bytes_of_row(std::uint64_t columns) { return (4 + columns * (Trace::phases + 2)) * sizeof(double); }
 
 /// The steps of [begin, end) that are missing in `steps`, which ascend, counted from 1 as in the log: "steps 3 to 7,
 /// 12"; empty where none is missing.
@@ -135,6 +135,7 @@ void TraceFile::append(const TraceRows& rows) {
   TraceRows all = rows;
   all.seconds = gather_columns(comm_, rows.seconds, Trace::phases);
   all.communication = gather_columns(comm_, rows.communication, 1);
+  all.communication_between = gather_columns(comm_, rows.communication_between, 1);
   // Rank 0 alone writes: if MPI wrote for all ranks, it would print a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;

@@ -17,6 +17,12 @@ json metadata(const char* name, int rank, Track track, const std::string& value)
   return {{"ph", "M"}, {"name", name}, {"pid", rank}, {"tid", static_cast<int>(track)}, {"args", {{"name", value}}}};
 }
 
+json arguments_of(const TraceSpan& span) {
+  json arguments = {{"step", span.step}};
+  if (span.track == Track::collectives) arguments["level"] = span.level == Level::between ? "between" : "inside";
+  return arguments;
+}
+
 /// The events of one rank.
 json events_of(const std::vector<TraceSpan>& spans, int rank) {
   json list = {metadata("process_name", rank, Track::compute, fmt::format("rank {}", rank)),
@@ -31,7 +37,7 @@ json events_of(const std::vector<TraceSpan>& spans, int rank) {
                     {"tid", static_cast<int>(span.track)},
                     {"ts", 1e6 * span.begin},
                     {"dur", 1e6 * span.seconds},
-                    {"args", {{"step", span.step}}}});
+                    {"args", arguments_of(span)}});
   }
   return list;
 }

@@ -19,7 +19,8 @@ struct TraceSpan {
   const char* category;  ///< "step", "phase", "transfer" or "upload", by which viewers filter
   Track track;
   long step;
-  double begin, seconds;  ///< `begin`: since the trace began
+  double begin, seconds;        ///< `begin`: since the trace began
+  Level level = Level::inside;  ///< of a transfer
 };
 
 /// Collective. Writes the spans of all ranks. Throws Error(output) on all ranks alike.

@@ -27,13 +27,13 @@ void drop_rows(std::size_t rows, std::size_t dropped, std::vector<T>&... columns
 
 void TraceRows::reserve(std::size_t steps) {
   for (auto* column : {&step, &ranks}) column->reserve(steps);
-  for (auto* column : {&tokens, &loss, &communication}) column->reserve(steps);
+  for (auto* column : {&tokens, &loss, &communication, &communication_between}) column->reserve(steps);
   seconds.reserve(steps * Trace::phases);
 }
 
 void TraceRows::clear() {
   for (auto* column : {&step, &ranks}) column->clear();
-  for (auto* column : {&tokens, &loss, &seconds, &communication}) column->clear();
+  for (auto* column : {&tokens, &loss, &seconds, &communication, &communication_between}) column->clear();
 }
 
 void TraceRows::append(const TraceRows& rows) {
@@ -43,9 +43,12 @@ void TraceRows::append(const TraceRows& rows) {
   add(loss, rows.loss);
   add(seconds, rows.seconds);
   add(communication, rows.communication);
+  add(communication_between, rows.communication_between);
 }
 
-void TraceRows::drop(std::size_t steps) { drop_rows(size(), steps, seconds, communication, ranks, tokens, loss, step); }
+void TraceRows::drop(std::size_t steps) {
+  drop_rows(size(), steps, seconds, communication, communication_between, ranks, tokens, loss, step);
+}
 
 void TraceGpus::drop(std::size_t looks) { drop_rows(step.size(), looks, power, clock, reasons, step); }
 

@@ -10,8 +10,9 @@ namespace nanorun {
 struct TraceRows {
   std::vector<std::int64_t> step, ranks;
   std::vector<double> tokens, loss;
-  std::vector<double> seconds;        ///< [steps, columns, phases]
-  std::vector<double> communication;  ///< [steps, columns], seconds
+  std::vector<double> seconds;                ///< [steps, columns, phases]
+  std::vector<double> communication;          ///< [steps, columns], seconds
+  std::vector<double> communication_between;  ///< [steps, columns], seconds: the part between nodes
 
   std::size_t size() const { return step.size(); }
   void reserve(std::size_t steps);

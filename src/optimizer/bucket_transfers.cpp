@@ -72,7 +72,7 @@ void BucketTransfers<T>::transfer(Trace& trace, Phase phase, std::span<const Lev
   ops::wait(comm_.stream(), handed_over_);
   for (const Level level : order) {
     if (!comm_.has(level)) continue;
-    Transfer transfer(trace, phase, comm_.stream());
+    Transfer transfer(trace, phase, comm_.stream(), level);
     collective(level);
   }
   ops::record(comm_.stream(), done);

@@ -82,7 +82,9 @@ std::string summary_json(const RunSummary& s) {
         {"min_seconds", s.phases.min[i]}, {"avg_seconds", s.phases.avg[i]}, {"max_seconds", s.phases.max[i]}};
   }
   if (s.phases.communication > 0) {
-    json["communication"] = {{"avg_seconds", s.phases.communication}, {"hidden_share", s.phases.hidden}};
+    json["communication"] = {{"avg_seconds", s.phases.communication},
+                             {"between_seconds", s.phases.between},
+                             {"hidden_share", s.phases.hidden}};
   }
   if (s.train_data.shards > 0) json["data"]["train"] = data_json(s.train_data);
   if (s.validation_data.shards > 0) json["data"]["validation"] = data_json(s.validation_data);

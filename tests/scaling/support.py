@@ -45,8 +45,9 @@ def study_text(name="test", kind="strong", ranks=(1, 2), sequences=4, steps=4, w
                         repeats=repeats, more=more)
 
 
-def write_trace(path, seconds, tokens, communication=None):
-    """trace.h5 of times [steps, ranks, phases] and, where there is communication, [steps, ranks]."""
+def write_trace(path, seconds, tokens, communication=None, between=None):
+    """trace.h5 of times [steps, ranks, phases] and, where there is communication, [steps, ranks]. Without its part
+    between nodes the file is as earlier programs wrote it."""
     import h5py
     import numpy as np
 
@@ -59,6 +60,8 @@ def write_trace(path, seconds, tokens, communication=None):
         file["loss"] = np.ones(steps)
         file["seconds"] = seconds
         file["communication"] = np.zeros((steps, ranks)) if communication is None else communication
+        if between is not None:
+            file["communication_between"] = between
         file["validation_step"] = np.zeros(0, int)
         file["validation_loss"] = np.zeros(0)
 
@@ -80,7 +83,7 @@ def buckets(*overrides):
     return [plan.bucket_of(table, "the plan") for table in json.loads(plan_text(*overrides))["buckets"]]
 
 
-def write_run(folder, seconds, tokens, communication=None, **summary):
+def write_run(folder, seconds, tokens, communication=None, between=None, **summary):
     """The files of a finished run of the model MODEL, and the plan of a study that holds it; `summary`: what summary.json says further."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
@@ -88,7 +91,7 @@ def write_run(folder, seconds, tokens, communication=None, **summary):
     lines = [f"{key} = {json.dumps(value)}" for key, value in MODEL.items()]
     others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n[data]\ntrain = ["data.h5"]\n[validation]\ntokens = 0\n'
     (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n" + others)
-    write_trace(folder / "trace.h5", seconds, tokens, communication)
+    write_trace(folder / "trace.h5", seconds, tokens, communication, between)
     (folder.parent / "plan.json").write_text(plan_text())
 
 

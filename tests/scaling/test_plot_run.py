@@ -1,5 +1,6 @@
 """The picture of a run: what its words say, and where they lie."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,39 @@ class Losses(ScalingTest):
     def test_long_names_are_wrapped(self):
         lines = plot_run.wrapped("x$" * 200, 105).splitlines()
         self.assertEqual([len(line.replace("\\$", "$")) for line in lines], [105, 105, 105, 85])
+
+
+class Levels(ScalingTest):
+    def bars(self, between):
+        seconds = np.full((4, 2, len(PHASES)), 0.1)
+        write_trace("trace.h5", seconds, 1024, np.full((4, 2), 0.5), between)
+        trace = trace_file.read_trace("trace.h5")
+        plot_run.draw(Path(".").resolve(), trace, Path("run.png"))
+        return plot_run.bars_of(trace, plot_run.colours(trace["phases"]))
+
+    def test_collectives_have_bars_where_there_are_several_nodes(self):
+        names, colours, seconds = self.bars(np.array([[0.1, 0.3]] * 4))
+        self.assertEqual(names, [*PHASES, "collectives inside nodes", "collectives between nodes"])
+        self.assertEqual(len({str(colour) for colour in colours[-2:]} | {str(colour) for colour in colours[:-2]}),
+                         len(names))
+        np.testing.assert_allclose(seconds[:, :, -2], [[0.4, 0.2]] * 4)
+        np.testing.assert_allclose(seconds[:, :, -1], [[0.1, 0.3]] * 4)
+
+    def test_one_node_and_earlier_programs_have_none(self):
+        for between in (np.zeros((4, 2)), None):
+            names, _, seconds = self.bars(between)
+            self.assertEqual((names, seconds.shape), (list(PHASES), (4, 2, len(PHASES))))
+
+    def test_a_collective_between_nodes_has_a_colour_of_its_own(self):
+        step = {"ph": "X", "name": "step 1", "cat": "step", "pid": 0, "tid": 0, "ts": 0, "dur": 2000}
+        event = step | {"name": "gather_weights", "cat": "transfer", "tid": 1}
+        events = [step, *(event | {"args": {"step": 1, "level": level}} for level in ("between", "inside"))]
+        Path("trace.json").write_text(json.dumps({"traceEvents": events}))
+        read = plot_run.read_step(Path("trace.json"), 1, 0)
+        names = [span.name for span in read.spans]
+        self.assertEqual(names, ["gather_weights between nodes", "gather_weights"])
+        self.assertNotEqual(*map(plot_run.colours(names).get, names))
+        plot_run.draw_step("", read, Path("step.png"))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import html.parser
 import math
 import re
 import shutil
+import types
 from pathlib import Path
 
 import numpy as np
@@ -79,10 +80,10 @@ class Page(html.parser.HTMLParser):
 
 
 class Measurements(ScalingTest):
-    def measure(self, seconds, communication=None):
+    def measure(self, seconds, communication=None, between=None):
         study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[seconds.shape[1]]))
         run, = study.runs()
-        write_run(run.folder, seconds, TOKENS, communication)
+        write_run(run.folder, seconds, TOKENS, communication, between)
         return gather.measure(run, WARMUP, STEPS)
 
     def test_a_step_is_that_of_the_slowest_rank_in_the_middle_half(self):
@@ -119,6 +120,35 @@ class Measurements(ScalingTest):
         communication = np.full((STEPS, 2), 0.05)
         communication[:, 1] = 0.15
         self.assertAlmostEqual(self.measure(times(2), communication).overlap, 0.5, places=5)
+
+
+    def test_communication_between_nodes(self):
+        """A quarter of the 0.05 s per step in which computing waits for gradients and weights."""
+        communication, between = np.full((STEPS, 4), 0.2), np.full((STEPS, 4), 0.05)
+        between[:WARMUP], between[-1] = 0.2, 0  # steps that do not count
+        m = self.measure(times(4), communication, between)
+        self.assertAlmostEqual(m.between, 0.25)
+        self.assertAlmostEqual(m.transfer_between, 0.25 * 0.05)
+        header, row = gather.table([m])
+        self.assertEqual(row[header.index("between")], "0.25")
+        shutil.rmtree("outputs")
+        earlier = self.measure(times(4), communication)
+        self.assertEqual((earlier.between, earlier.transfer_between), (0, 0))
+        self.assertEqual(self.measure(times(1), np.zeros((STEPS, 1))).transfer_between, 0)
+
+    def test_the_split_shows_communication_between_nodes(self):
+        import matplotlib.pyplot as plt
+
+        for between, shown in ((None, False), (np.full((STEPS, 4), 0.05), True)):
+            m = self.measure(times(4), np.full((STEPS, 4), 0.2), between)
+            figure, axes = plt.subplots()
+            figures.draw_split(axes, types.SimpleNamespace(points=[m], oversubscribed=lambda ranks: False))
+            names = axes.get_legend_handles_labels()[1]
+            self.assertEqual("between nodes" in names, shown)
+            top = max(bar.get_y() + bar.get_height() for bar in axes.patches)
+            self.assertAlmostEqual(top, 1)
+            plt.close(figure)
+            shutil.rmtree("outputs")
 
 
 class Report(ScalingTest):

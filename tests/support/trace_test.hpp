@@ -63,7 +63,7 @@ std::vector<T> read_all(const h5::File& file, const std::string& name) {
 /// What trace.h5 holds.
 struct Content {
   Integers step, ranks, validation_step, gpu_step;
-  Reals tokens, loss, seconds, communication, validation_loss, gpu_power, gpu_clock;
+  Reals tokens, loss, seconds, communication, communication_between, validation_loss, gpu_power, gpu_clock;
   std::vector<std::uint64_t> gpu_reasons;
   std::string phases;
 };
@@ -91,6 +91,7 @@ class TraceTest : public testing::Test {
     content.loss = read_all<double>(file, "/loss");
     content.seconds = read_all<double>(file, "/seconds");
     content.communication = read_all<double>(file, "/communication");
+    content.communication_between = read_all<double>(file, "/communication_between");
     content.validation_step = read_all<std::int64_t>(file, "/validation_step");
     content.validation_loss = read_all<double>(file, "/validation_loss");
     content.gpu_step = read_all<std::int64_t>(file, "/gpu_step");

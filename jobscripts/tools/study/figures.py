@@ -14,7 +14,7 @@ from plot_run import ACCENT, FAINT, INK, colours, wrapped
 from . import gather
 from .model import PARTS
 
-COMPUTE, COMMUNICATION, WAITING, IDEAL = "#2b6ca3", "#e6821e", "#f7c88f", "#8a949e"
+COMPUTE, COMMUNICATION, BETWEEN, WAITING, IDEAL = "#2b6ca3", "#e6821e", "#a8326e", "#f7c88f", "#8a949e"
 STYLE = {
     "text.usetex": False,
     "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "axes.titleweight": "bold",
@@ -157,11 +157,15 @@ def draw_phases(axes, analysis):
 def draw_split(axes, analysis):
     whole = [m.computing + m.transfer + m.waiting for m in analysis.points]
     series = {"computing": [m.computing for m in analysis.points],
-              "communication": [m.transfer for m in analysis.points],
+              "communication": [m.transfer - m.transfer_between for m in analysis.points],
+              "between nodes": [m.transfer_between for m in analysis.points],
               "waiting for ranks": [m.waiting for m in analysis.points]}
+    if not any(series["between nodes"]):
+        del series["between nodes"]
     series = {name: [v / w for v, w in zip(values, whole)] for name, values in series.items()}
     with_room = stack(axes, analysis, series,
-                      {"computing": COMPUTE, "communication": COMMUNICATION, "waiting for ranks": WAITING})
+                      {"computing": COMPUTE, "communication": COMMUNICATION, "between nodes": BETWEEN,
+                       "waiting for ranks": WAITING})
     overlaps = [(x, m.overlap) for x, m in enumerate(analysis.points)
                 if m.ranks > 1 and m.overlap == m.overlap and x in with_room(3)]
     for x, overlap in overlaps:

@@ -36,6 +36,7 @@ class Measurement:
     slowest: int  # rank with most of it
     slowest_share: float  # share of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
+    between: float  # share of the communication that went between nodes; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
     gpus: list  # by rank, a dictionary of each; empty on CPUs
     gpu_looks: int  # steps in which the run looked at them
@@ -53,6 +54,12 @@ class Measurement:
     def transfer(self):
         """Communication without the waiting for slower ranks, seconds per step."""
         return sum(self.path[name] for name in COLLECTIVES)
+
+    @property
+    def transfer_between(self):
+        """The part of `transfer` between nodes: computing waits for a collective between nodes as long, by its own
+        time, as for one inside them."""
+        return self.between * sum(self.path[name] for name in TRANSFERS) if self.between > 0 else 0.0
 
     @property
     def waiting(self):
@@ -94,6 +101,12 @@ def measure_overlap(trace, rows):
     total = trace["communication"][rows].sum()
     exposed = trace["seconds"][rows][:, :, [trace["phases"].index(name) for name in TRANSFERS]].sum()
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
+
+
+def measure_between(trace, rows):
+    """Share of the communication in these rows that went between nodes; nan without communication."""
+    total = trace["communication"][rows].sum()
+    return float(trace["communication_between"][rows].sum() / total) if total > 0 else float("nan")
 
 
 def read_provenance(path):
@@ -145,7 +158,8 @@ def measure(run, warmup, steps):
         phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(trace, warmup + middle), provenance=read_provenance(run.folder / "summary.json"),
+        overlap=measure_overlap(trace, warmup + middle), between=measure_between(trace, warmup + middle),
+        provenance=read_provenance(run.folder / "summary.json"),
         gpus=gpus, gpu_looks=gpu_looks)
 
 
@@ -183,11 +197,12 @@ def table(measurements):
     phases = list(measurements[0].phases)
     base = representatives(measurements)[0]
     rows = [["ranks", "repeat", "sequences", "tokens", "step_seconds", "tokens_per_second", "speed_up", "efficiency",
-             "computing_seconds", "communication_seconds", "waiting_seconds", "overlap", "spread", "slowest_rank",
-             "slowest_share", *(f"{name}_seconds" for name in phases)]]
+             "computing_seconds", "communication_seconds", "waiting_seconds", "overlap", "between", "spread",
+             "slowest_rank", "slowest_share", *(f"{name}_seconds" for name in phases)]]
     for m in measurements:
         gain = speed_up(m, base)
-        values = [m.step, m.rate, gain, gain / m.ranks, m.computing, m.transfer, m.waiting, m.overlap, m.spread]
+        values = [m.step, m.rate, gain, gain / m.ranks, m.computing, m.transfer, m.waiting, m.overlap, m.between,
+                  m.spread]
         rows.append([m.ranks, m.run.repeat, m.run.sequences, int(m.tokens), *(f"{v:.6g}" for v in values), m.slowest,
                      f"{m.slowest_share:.3f}", *(f"{m.phases[name]:.6g}" for name in phases)])
     return rows

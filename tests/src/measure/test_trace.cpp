@@ -153,17 +153,18 @@ class TransferTest : public TraceTest {
   }
 
   /// A transfer that the compute stream waits for.
-  void exposed_transfer(Trace& trace, Phase phase) {
+  void exposed_transfer(Trace& trace, Phase phase, Level level = Level::inside) {
     Region wait(trace, phase);
     order(compute_, collectives_);
     {
-      Transfer transfer(trace, phase, collectives_);
+      Transfer transfer(trace, phase, collectives_, level);
       work();
     }
     order(collectives_, compute_);
   }
 
-  /// Steps [first, last) with a transfer beside the backward pass and two that the compute stream waits for.
+  /// Steps [first, last) with a transfer beside the backward pass and two that the compute stream waits for, the first
+  /// of these between nodes.
   void run_steps_with_transfers(Trace& trace, long first, long last) {
     for (long step = first; step < last; ++step) {
       trace.begin_step(step);
@@ -176,7 +177,7 @@ class TransferTest : public TraceTest {
         }
         order(compute_, collectives_);
       }
-      exposed_transfer(trace, Phase::gather_weights);
+      exposed_transfer(trace, Phase::gather_weights, Level::between);
       exposed_transfer(trace, Phase::sync);
       trace.end_step(1, 1);
     }
@@ -218,10 +219,14 @@ TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
   run_steps_with_transfers(*trace, 0, 2);
   trace->finish();
 
-  Reals lasted(2);  // seconds of the transfers of gradients and weights in trace.json
+  Reals lasted(2), between(2);  // seconds of the transfers of gradients and weights in trace.json
   for (const json& event : events()) {
     if (event.at("ph") != "X" || event.at("cat") != "transfer" || event.at("name") == "sync") continue;
-    lasted.at(event.at("args").at("step")) += event.at("dur").get<double>() / 1e6;
+    const json& arguments = event.at("args");
+    const double seconds = event.at("dur").get<double>() / 1e6;
+    lasted.at(arguments.at("step")) += seconds;
+    EXPECT_EQ(arguments.at("level"), event.at("name") == "gather_weights" ? "between" : "inside");
+    if (arguments.at("level") == "between") between.at(arguments.at("step")) += seconds;
   }
   const Content content = read();
   ASSERT_EQ(content.communication.size(), 2u);
@@ -229,11 +234,14 @@ TEST_F(TransferTest, CommunicationIsTheTimeOfTransfers) {
   for (int step = 0; step < 2; ++step) {
     EXPECT_GE(content.communication[step], 0.004);
     EXPECT_NEAR(content.communication[step], lasted[step], 1e-8);
+    EXPECT_GE(content.communication_between[step], 0.002);
+    EXPECT_NEAR(content.communication_between[step], between[step], 1e-8);
     exposed += content.seconds[step * Trace::phases + index(Phase::gather_weights)];
     EXPECT_EQ(content.seconds[step * Trace::phases + index(Phase::reduce_gradients)], 0);
   }
   const Trace::Summary summary = trace->summarise();
   EXPECT_NEAR(summary.communication, lasted[0] + lasted[1], 1e-8);
+  EXPECT_NEAR(summary.between, between[0] + between[1], 1e-8);
   EXPECT_NEAR(summary.hidden, 1 - exposed / (lasted[0] + lasted[1]), 1e-6);
   EXPECT_GT(summary.hidden, 0);
   EXPECT_LT(summary.hidden, 1);
@@ -277,6 +285,7 @@ TEST_F(TransferTest, CopiesToTheDeviceAreShownInChosenStepsAlone) {
     }
   }
   EXPECT_EQ(read().communication, Reals(4));
+  EXPECT_EQ(read().communication_between, Reals(4));
   EXPECT_EQ(trace->summarise().communication, 0);
 }
 
@@ -294,6 +303,8 @@ TEST_F(TransferTest, WaitingLongerThanTheTransfersHidesNothing) {
   EXPECT_EQ(summary.hidden, 0);
   trace->finish();
   EXPECT_EQ(read().communication, (Reals{summary.communication}));
+  EXPECT_EQ(read().communication_between, Reals(1));
+  EXPECT_EQ(summary.between, 0);
 }
 
 TEST_F(TransferTest, StepsMayHaveAnyNumberOfRegionsAndTransfers) {
@@ -401,6 +412,12 @@ TEST(TimingTable, NamesTheCommunicationOfTransfers) {
   EXPECT_EQ(percent, "80.00%");
   EXPECT_EQ(rest, " hidden behind computation");
   EXPECT_LT(table.find("total  "), table.find("communication"));
+  EXPECT_EQ(table.find("between nodes"), std::string::npos);
+  summary.between = 0.5;
+  const std::string two_levels = timing_table(summary);
+  EXPECT_EQ(two_levels.substr(0, table.size()), table);
+  EXPECT_EQ(two_levels.substr(table.size()),
+            "  between nodes                  0.500                20.00% of the communication\n");
 }
 
 TEST(TimingTable, OfNoTimeHasNoPercentages) { EXPECT_EQ(timing_table({}).find("nan"), std::string::npos); }

@@ -29,6 +29,7 @@ TEST_F(TraceFileTest, FileHoldsEveryStep) {
   EXPECT_EQ(content.loss, (Reals{10, 9, 8, 7, 6}));
   EXPECT_EQ(content.seconds.size(), 5u * Trace::phases);
   EXPECT_EQ(content.communication, Reals(5));  // there were no transfers
+  EXPECT_EQ(content.communication_between, Reals(5));
   EXPECT_EQ(content.phases,
             "data,forward,head,backward,reduce_gradients,muon,adam,gather_weights,sync,validation,checkpoint,output,"
             "other");
@@ -202,7 +203,7 @@ TEST_F(TraceFileTest, AFileThatAnotherWritesIsNotReplaced) {
 }
 
 TEST_F(TraceFileTest, RowsThatWaitHaveABound) {
-  constexpr std::uint64_t row = (5 + Trace::phases) * sizeof(double), most = max_waiting_rows / row,
+  constexpr std::uint64_t row = (6 + Trace::phases) * sizeof(double), most = max_waiting_rows / row,
                           steps = most + 1000;
   TraceFile file(test_comm(), folder_ / "trace.h5", 0);
   TraceRows rows;
@@ -211,6 +212,7 @@ TEST_F(TraceFileTest, RowsThatWaitHaveABound) {
   rows.ranks.assign(steps, 1);
   rows.tokens.assign(steps, 8);
   rows.communication.assign(steps, 0);
+  rows.communication_between.assign(steps, 0);
   rows.loss.assign(rows.step.begin(), rows.step.end());
   rows.seconds.assign(steps * Trace::phases, 0.5);
   testing::internal::CaptureStderr();

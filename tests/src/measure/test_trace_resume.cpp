@@ -90,15 +90,17 @@ TEST_F(TraceResumeTest, ResumeOnFewerRanksKeepsTheirColumns) {
   EXPECT_GE(row[index(Phase::sync)], 0.002);
   EXPECT_EQ(std::count(row + Trace::phases, content.seconds.end(), 0.0), 2 * Trace::phases);
   EXPECT_EQ(content.communication, (Reals{1, 2, 3, 0, 0, 0}));
+  EXPECT_EQ(content.communication_between, Reals(6));  // earlier programs did not record it
 }
 
 /// A trace of so many ranks that has so many rows.
 void put_trace(const std::string& path, const std::string& phases, std::uint64_t ranks, std::uint64_t steps) {
   Integers step(steps);
-  Reals seconds(steps * ranks * Trace::phases), communication(steps * ranks);
+  Reals seconds(steps * ranks * Trace::phases), communication(steps * ranks), between(steps * ranks);
   std::iota(step.begin(), step.end(), 0);
   std::iota(seconds.begin(), seconds.end(), 1.0);
   std::iota(communication.begin(), communication.end(), 1.0);
+  std::iota(between.begin(), between.end(), 0.5);
   h5::File file = h5::File::create(path);
   file.write_attribute("/", "format", trace_format);
   file.write_attribute("/", "format_version", std::uint64_t{2});
@@ -109,6 +111,7 @@ void put_trace(const std::string& path, const std::string& phases, std::uint64_t
   put(file, "/loss", {steps}, Reals(steps, 2));
   put(file, "/seconds", {steps, ranks, Trace::phases}, seconds);
   put(file, "/communication", {steps, ranks}, communication);
+  put(file, "/communication_between", {steps, ranks}, between);
   put(file, "/validation_step", {0}, Integers{});
   put(file, "/validation_loss", {0}, Reals{});
   file.close();
@@ -125,6 +128,7 @@ TEST_F(TraceResumeTest, TracesOfManyRanks) {
       Content before;
       before.seconds = read_all<double>(h5::File::open(folder_ / "trace.h5"), "/seconds");
       before.communication = read_all<double>(h5::File::open(folder_ / "trace.h5"), "/communication");
+      before.communication_between = read_all<double>(h5::File::open(folder_ / "trace.h5"), "/communication_between");
       testing::internal::CaptureStderr();
       const long first = steps > 0 ? static_cast<long>(steps) : 5;
       const auto resumed = trace(first);
@@ -139,6 +143,8 @@ TEST_F(TraceResumeTest, TracesOfManyRanks) {
       ASSERT_EQ(after.seconds.size(), (steps + 1) * ranks * Trace::phases);
       EXPECT_TRUE(std::equal(before.seconds.begin(), before.seconds.end(), after.seconds.begin()));
       EXPECT_TRUE(std::equal(before.communication.begin(), before.communication.end(), after.communication.begin()));
+      EXPECT_TRUE(std::equal(before.communication_between.begin(), before.communication_between.end(),
+                             after.communication_between.begin()));
     }
   }
 }
