@@ -41,6 +41,9 @@ class TensorComm {
   kernels::Stream stream() const { return stream_; }
   /// What carries the tensors; empty where there is one rank.
   std::string transport() const;
+  /// Lines for the log: the nodes with the memory of each level, and the settings of the transports. None on one node
+  /// unless its transport has settings.
+  std::vector<std::string> notes() const;
 
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const;
@@ -88,7 +91,10 @@ class TensorComm {
   /// What this rank has sent so far.
   LevelTraffic sent() const;
   /// Bytes of the buffers of reduce_scatter, and an estimate of what the transports take.
-  static std::size_t memory_bytes(const NodeLayout& layout, const CommConfig& config);
+  static std::size_t memory_bytes(const NodeLayout& layout, const CommConfig& config) {
+    return memory_bytes(Level::inside, layout, config) + memory_bytes(Level::between, layout, config);
+  }
+  static std::size_t memory_bytes(Level level, const NodeLayout& layout, const CommConfig& config);
 
  private:
   void share_bytes(std::span<std::byte> memory);
@@ -96,6 +102,7 @@ class TensorComm {
 
   NodeComms comms_;
   kernels::Stream stream_;
+  CommConfig config_;
   std::unique_ptr<NodeCollectives> node_;                ///< null where a node has one rank
   std::vector<std::unique_ptr<RailCollectives>> rails_;  ///< as NodeComms::rails()
 };
