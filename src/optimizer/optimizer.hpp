@@ -53,7 +53,9 @@ class Optimizer {
   bool keeps_gradients(long step) const;
   /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
   bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
-  /// Before the first backward pass of a step: clears the gradients that other ranks own and have already received.
+  /// Before the first backward pass of a step: clears gradients to which the step adds. In the first step these are
+  /// all, unless a checkpoint has left sums of earlier steps; later those that other ranks own and have already
+  /// received.
   void begin_step(long step);
   /// Before the forward pass of each sequence of a step: makes up for deferred updates of the rows of lookup tables
   /// that the sequence reads. Precondition: since the last update only rows that were announced here have gradients
