@@ -84,7 +84,7 @@ class Optimizer {
   /// Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
   /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
-  /// largest Master: a norm would be infinite, and what is divided by it zero, without a trace in the loss. Rows with
+  /// largest Master. A norm would then be infinite and quotients by it zero, which no loss would show. Rows with
   /// deferred updates count when they are updated.
   bool overflowed() const;
 
