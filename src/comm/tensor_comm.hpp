@@ -54,7 +54,8 @@ class TensorComm {
   /// Sums each part over the ranks, in place; on a rank the parts of other ranks are undefined afterwards. Elements
   /// travel inside a node in the format of comm.gradients, between nodes in bf16 where that is e5m2; the owner's own
   /// elements enter the sum unrounded. The order of the sum depends on the layout of the ranks alone. A = float, in the
-  /// CPU build also double. The second one makes the part of one level: first inside nodes, then between them.
+  /// CPU build also double. The second overload does the part of one level alone: call it for Level::inside first, then
+  /// for Level::between.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& parts);
   template <class A>
@@ -70,8 +71,8 @@ class TensorComm {
   void share(std::span<T> memory) {
     share_bytes(std::as_writable_bytes(memory));
   }
-  /// Copies each part to all ranks. `data` lies in memory that was prepared by share(). The second one makes the part
-  /// of one level: first between nodes, then inside them.
+  /// Copies each part to all ranks. `data` lies in memory that was prepared by share(). The second overload does the
+  /// part of one level alone: call it for Level::between first, then for Level::inside.
   template <class T>
   void all_gather(std::span<T> data, const Bounds& parts) {
     for (const Level level : {Level::between, Level::inside}) all_gather(level, data, parts);

@@ -111,7 +111,7 @@ class ParameterTable {
   /// A line with name and shape for each parameter, sorted: two models are alike if their layouts are equal.
   std::string layout() const;
   std::size_t size() const { return size_; }  ///< elements of all parameters
-  /// Elements of all tensors, trained and fixed: the offset of the first learned scalar.
+  /// Elements of all parameters but the learned scalars, which come last: the offset of the first of these.
   std::size_t tensor_size() const { return tensor_size_; }
   /// Elements that have gradients: all but those of fixed tensors.
   std::size_t gradient_size() const { return size_ - fixed_size_; }
