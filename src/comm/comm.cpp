@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -109,13 +110,22 @@ long Comm::step() const { return watchdog_->step(); }
 void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
+  const NodeLayout nodes = this->nodes();
+  {
+    const Watchdog::Guard guard = watch("allocation of shared memory");
+    heartbeats_ = std::make_unique<NodeMemory>(comm_, sizeof(HeartbeatSlot));
+  }
+  auto* const slots = reinterpret_cast<HeartbeatSlot*>(heartbeats_->data());
+  new (slots + rank_on_node_) HeartbeatSlot;
   together([&] {
-    if (root()) Watchdog::clear_heartbeats(directory, size());
+    if (root()) HeartbeatFiles(directory).clear(size());
   });
-  together([&] { watchdog_->share_heartbeats(directory); });
+  together([&] { watchdog_->share_heartbeats(directory, nodes, {slots, static_cast<std::size_t>(ranks_of_node_)}); });
 }
 
-Watchdog::Guard Comm::watch(const char* what) { return {*watchdog_, what}; }
+Watchdog::Guard Comm::watch(const char* what) {
+  return {*watchdog_, what, owns_comm_ ? Watchdog::Scope::some_ranks : Watchdog::Scope::all_ranks};
+}
 Watchdog::Work Comm::watch_work() { return Watchdog::Work(*watchdog_); }
 
 void Comm::find_place_on_node() {
@@ -127,6 +137,11 @@ void Comm::find_place_on_node() {
   first_rank_of_node_ = rank_;
   MPI_Bcast(&first_rank_of_node_, 1, MPI_INT, 0, node);
   MPI_Comm_free(&node);
+}
+
+NodeLayout Comm::nodes() {
+  const std::vector<double> first = all_gather(first_rank_of_node_);
+  return NodeLayout(std::vector<int>(first.begin(), first.end()));
 }
 
 void Comm::barrier() {

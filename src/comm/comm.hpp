@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "src/base/launch.hpp"
+#include "src/comm/node_layout.hpp"
+#include "src/comm/node_memory.hpp"
 #include "src/comm/watchdog.hpp"
 
 namespace nanorun {
@@ -42,6 +44,8 @@ class Comm {
   int ranks_of_node() const { return ranks_of_node_; }
   int rank_on_node() const { return rank_on_node_; }
   int first_rank_of_node() const { return first_rank_of_node_; }
+  /// Collective. How the ranks lie on nodes; those of a node share memory.
+  NodeLayout nodes();
   MPI_Comm handle() const { return comm_; }
   /// This rank in messages, "rank 3 on node n7", with its number among all ranks.
   std::string name() const;
@@ -99,6 +103,7 @@ class Comm {
   int ranks_of_node_ = 1, rank_on_node_ = 0, first_rank_of_node_ = 0;
   int rank_in_messages_ = 0;
   bool owns_comm_ = false;
+  std::unique_ptr<NodeMemory> heartbeats_;
   std::shared_ptr<Watchdog> watchdog_;
 };
 

@@ -8,10 +8,7 @@ namespace {
 
 /// Collective.
 NodeLayout layout_of(Comm& comm, int ranks_per_node) {
-  if (ranks_per_node > 0) return NodeLayout::consecutive(comm.size(), ranks_per_node);
-  std::vector<int> nodes;
-  for (const double node : comm.all_gather(comm.first_rank_of_node())) nodes.push_back(static_cast<int>(node));
-  return NodeLayout(nodes);
+  return ranks_per_node > 0 ? NodeLayout::consecutive(comm.size(), ranks_per_node) : comm.nodes();
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ void TensorComm::gather_bytes(Level level, std::span<std::byte> data, const Boun
   if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("all_gather");
   if (level == Level::inside) {
-    for (int round = 0; round < comms_.seat_rounds(); ++round)
+    for (int round = 0; node_ && round < comms_.seat_rounds(); ++round)
       node_->all_gather(data, comms_.shares(parts, round), element);
     return;
   }

@@ -48,8 +48,8 @@ class TensorComm {
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const;
 
-  /// Whether tensors travel inside nodes, or between them.
-  bool has(Level level) const { return level == Level::inside ? node_ != nullptr : !rails_.empty(); }
+  /// Whether tensors travel inside any node, or between nodes: alike on all ranks, which so count the same collectives.
+  bool has(Level level) const { return (level == Level::inside ? layout().seats() : layout().nodes()) > 1; }
 
   /// Sums each part over the ranks, in place; on a rank the parts of other ranks are undefined afterwards. Elements
   /// travel inside a node in the format of comm.gradients, between nodes in bf16 where that is e5m2; the owner's own
@@ -118,7 +118,8 @@ void TensorComm::reduce_scatter(Level level, std::span<A> data, const Bounds& pa
   if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("reduce_scatter");
   if (level == Level::inside) {
-    for (int round = 0; round < comms_.seat_rounds(); ++round) node_->reduce_scatter(data, comms_.shares(parts, round));
+    for (int round = 0; node_ && round < comms_.seat_rounds(); ++round)
+      node_->reduce_scatter(data, comms_.shares(parts, round));
     return;
   }
   for (std::size_t i = 0; i < rails_.size(); ++i)
@@ -135,6 +136,7 @@ void TensorComm::reduce_scatter_rows(Level level, const kernels::Mat<A>& table, 
   if (!has(level)) return;
   const Watchdog::Guard guard = comms_.all().watch("reduce_scatter of rows");
   if (level == Level::inside) {
+    if (!node_) return;
     for (const NodeRows& round : rows.node) node_->reduce_scatter_rows(table, round);
     return;
   }

@@ -2,13 +2,11 @@
 // Ends the job when a collective outlasts its timeout, or when this rank hangs while it computes, and names the rank to
 // blame.
 //
-// To find the rank, each watchdog keeps a line about its rank, the heartbeat, in a file of its own. All ranks see the
-// directory of these files, and read the others' lines while a collective takes long. A line that no longer changes
-// belongs to a rank that is stopped or dead. A line that counts fewer collectives belongs to a rank that lives and
-// hangs elsewhere. Files reach other nodes when MPI itself hangs, and need no open ports. All lines have one length and
-// each access opens and closes the file, so the close-to-open consistency of NFS is enough. The clocks of nodes are not
-// compared. A thread of its own reads and writes the files, since a file system that hangs must not hold up the end of
-// the job.
+// To find the rank, the watchdogs exchange heartbeats (src/comm/heartbeats.hpp): that of a rank which is stopped or
+// dead no longer changes, and that of a rank which lives and hangs elsewhere counts fewer collectives. The watchdogs of
+// one node find the rank; those of others give them some time, the grace, before they end the job without a name. A
+// thread of its own reads and writes the files of heartbeats, since a file system that hangs must not hold up the end
+// of the job.
 
 #include <atomic>
 #include <chrono>
@@ -17,11 +15,12 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "src/base/output_file.hpp"
+#include "src/comm/heartbeats.hpp"
 
 namespace nanorun {
 
@@ -29,13 +28,14 @@ class Watchdog {
  public:
   /// `abort` ends the job and does not return; it is called on a thread of the watchdog.
   Watchdog(int rank, int ranks, std::function<void()> abort);
-  /// Removes this rank's heartbeat file, and the directory with the last of them.
-  ~Watchdog();
+
+  /// Whose collective it is. Those of all ranks are counted, so that ranks which fall behind are found.
+  enum class Scope { all_ranks, some_ranks };
 
   /// Watches a collective from construction to destruction.
   class Guard {
    public:
-    Guard(Watchdog& dog, const char* what) : dog_(dog) { dog_.arm(what); }
+    Guard(Watchdog& dog, const char* what, Scope scope) : dog_(dog) { dog_.arm(what, scope); }
     ~Guard() { dog_.disarm(); }
     Guard(const Guard&) = delete;
     Guard& operator=(const Guard&) = delete;
@@ -60,15 +60,10 @@ class Watchdog {
   /// Sets the step that the message names.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
-  /// Throws Error(output) where something else stands in the place of the directory of heartbeats, which may be absent,
-  /// or of the heartbeat of one of so many ranks. Changes nothing.
-  static void require_free_heartbeats(const std::string& directory, int ranks);
-  /// Makes the directory of heartbeats for so many ranks, and removes those that a job which crashed has left there.
-  /// Warns of what is left alone. Throws as require_free_heartbeats() does.
-  static void clear_heartbeats(const std::string& directory, int ranks);
-  /// Starts the heartbeats of this rank in `directory`, which exists. Throws Error(output) if its file cannot be
+  /// Starts the heartbeats of this rank in `directory`, which exists. `layout`: nodes whose ranks share memory. `node`:
+  /// as Heartbeats takes it; the memory must outlive the watchdog. Throws Error(output) if the node's file cannot be
   /// written.
-  void share_heartbeats(const std::string& directory);
+  void share_heartbeats(const std::string& directory, const NodeLayout& layout, std::span<HeartbeatSlot> node);
   /// Appends the message that ends the job to this file, too. Throws Error(output) if it cannot be opened.
   void set_log(const std::string& path);
 
@@ -76,33 +71,22 @@ class Watchdog {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  /// The numbers in a rank's line.
-  struct Heartbeat {
-    std::uint64_t beats = 0;        ///< lines written
-    std::uint64_t collectives = 0;  ///< collectives begun
-    bool inside = false;            ///< the rank is in a collective
-    long step = 0;
-  };
-
-  void arm(const char* what);
+  void arm(const char* what, Scope scope);
   void disarm();
   void watch(std::stop_token stop);
   void beat(std::stop_token stop);
+  void publish();
+  Seconds interval() const;
+  Seconds grace() const;
   std::string frozen_files() const;
-  [[noreturn]] void expire();
+  void expire_in_time(Seconds waited);
   [[noreturn]] void expire_at_work();
   [[noreturn]] void end_job(const std::string& message);
   void note(const std::string& message);
   Seconds max_silence() const;
 
-  void write(const Heartbeat& heartbeat) const;
-  std::vector<Heartbeat> read_all() const;
-  std::string find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
-                           bool writes_files) const;
-
   const int rank_, ranks_;
   const std::function<void()> abort_;
-  std::string directory_;
   std::atomic<long> step_{0};
   std::atomic<bool> working_{false};
 
@@ -112,7 +96,7 @@ class Watchdog {
   Clock::time_point since_;
   std::uint64_t collectives_ = 0;
   Seconds timeout_{300};
-  std::string culprit_;
+  std::optional<Heartbeats> heartbeats_;
   std::optional<Clock::time_point> at_files_;  ///< since when the heartbeats' thread waits for the file system
   std::optional<AppendFile> log_;
   std::jthread watching_, beating_;  ///< last members, so that they end before what they use

@@ -11,7 +11,7 @@
 #include "src/base/file_lock.hpp"
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
-#include "src/comm/watchdog.hpp"
+#include "src/comm/heartbeat_files.hpp"
 #include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
 #include "src/storage/h5_shared_path.hpp"
@@ -216,7 +216,7 @@ void RunPaths::require_free_files(const Config& config, int ranks, const Continu
     if (foreign_ || !needs(config, name) || (complete && std::string_view(name) != "log.txt")) continue;
     require_free_file(file(name), grows(name));
   }
-  if (!complete) Watchdog::require_free_heartbeats(heartbeats(), ranks);
+  if (!complete) HeartbeatFiles(heartbeats()).require_free(ranks);
 }
 
 bool RunPaths::holds_a_run() const {
