@@ -30,8 +30,9 @@ std::vector<std::string> remarks_on(const Config& config, const ParameterTable& 
 void plan_training(const Config& config, int ranks, PlanFormat format) {
   check_config(config, ranks);
   require_possible_paths(config);
-  const ParameterTable table(config.model);
-  const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(ranks, config.comm.ranks_per_node));
+  const NodeLayout layout = NodeLayout::consecutive(ranks, config.comm.ranks_per_node);
+  const ParameterTable table(config.model, layout.nodes());
+  const TrainingPlan plan = plan_of(config, table, layout);
   const DryRunStart start = plan_start(config, ranks, table);
   const std::vector<std::string> remarks = remarks_on(config, table, start);
   if (format == PlanFormat::json) {
