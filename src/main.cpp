@@ -233,6 +233,7 @@ int main(int argc, char** argv) {
   Context context(argc, argv);
   ExitCode code;
   try {
+    context.require_threads();
     // 2. Read the command line.
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     std::vector<std::string> words = {build_name()};

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -39,6 +40,13 @@ MPI_Op mpi_op(Reduce op) {
     default:
       return MPI_SUM;
   }
+}
+
+/// A count for MPI. Throws Error(internal) above what it can count.
+int count_of(std::size_t elements) {
+  if (elements > std::size_t{std::numeric_limits<int>::max()})
+    throw Error(ExitCode::internal, fmt::format("a collective of {} elements", elements));
+  return static_cast<int>(elements);
 }
 
 }  // namespace
@@ -151,7 +159,11 @@ void Comm::barrier() {
 
 void Comm::broadcast(std::span<std::byte> data, int root) {
   const Watchdog::Guard guard = watch("broadcast");
-  MPI_Bcast(data.data(), static_cast<int>(data.size()), MPI_BYTE, root, comm_);
+  do {
+    const std::span<std::byte> piece = data.first(std::min(data.size(), piece_bytes_));
+    MPI_Bcast(piece.data(), count_of(piece.size()), MPI_BYTE, root, comm_);
+    data = data.subspan(piece.size());
+  } while (!data.empty());
 }
 
 std::string Comm::broadcast(const std::string& text, int root) {
@@ -166,13 +178,13 @@ std::string Comm::broadcast(const std::string& text, int root) {
 template <class T>
 void Comm::all_reduce(std::span<T> data, Reduce op) {
   const Watchdog::Guard guard = watch("all_reduce");
-  MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), mpi_type<T>(), mpi_op(op), comm_);
+  MPI_Allreduce(MPI_IN_PLACE, data.data(), count_of(data.size()), mpi_type<T>(), mpi_op(op), comm_);
 }
 
 template <class T>
 std::vector<T> Comm::all_gather(std::span<const T> values) {
   const Watchdog::Guard guard = watch("all_gather");
-  const auto count = static_cast<int>(values.size());
+  const int count = count_of(values.size());
   std::vector<T> all(values.size() * size_);
   MPI_Allgather(values.data(), count, mpi_type<T>(), all.data(), count, mpi_type<T>(), comm_);
   return all;
@@ -197,16 +209,22 @@ void Comm::together(const std::function<void()>& work) {
   }
 }
 
+/// In rounds of equal pieces of all texts, since MPI's offsets are ints, too.
 std::vector<std::string> Comm::gather(const std::string& text) {
+  const std::uint64_t own = text.size();
+  const std::vector<std::uint64_t> sizes = all_gather(std::span(&own, 1));
   const Watchdog::Guard guard = watch("gather");
-  const int size = static_cast<int>(text.size());
-  std::vector<int> sizes(size_), offsets(size_);
-  MPI_Gather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, 0, comm_);
-  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), 0);
-  std::string all(root() ? offsets.back() + sizes.back() : 0, '\0');
-  MPI_Gatherv(text.data(), size, MPI_CHAR, all.data(), sizes.data(), offsets.data(), MPI_CHAR, 0, comm_);
+  const std::uint64_t piece = std::max<std::uint64_t>(piece_bytes_ / size_, 1);
   std::vector<std::string> texts(root() ? size_ : 0);
-  for (std::size_t r = 0; r < texts.size(); ++r) texts[r] = all.substr(offsets[r], sizes[r]);
+  for (std::uint64_t begin = 0; begin < std::ranges::max(sizes); begin += piece) {
+    std::vector<int> counts, offsets(size_);
+    for (const std::uint64_t size : sizes) counts.push_back(count_of(std::min(size - std::min(size, begin), piece)));
+    std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), 0);
+    std::string pieces(root() ? offsets.back() + counts.back() : 0, '\0');
+    MPI_Gatherv(text.data() + std::min(own, begin), counts[rank_], MPI_CHAR, pieces.data(), counts.data(),
+                offsets.data(), MPI_CHAR, 0, comm_);
+    for (std::size_t r = 0; r < texts.size(); ++r) texts[r].append(pieces, offsets[r], counts[r]);
+  }
   return texts;
 }
 

@@ -55,6 +55,9 @@ class Comm {
 
   /// Seconds that a collective may take.
   void set_timeout(double seconds);
+  /// Bytes that one call of MPI broadcasts or gathers at most, alike on all ranks; larger data travel in pieces. MPI
+  /// counts in ints, so that 1 GiB, the default, is the most.
+  void set_piece_bytes(std::size_t bytes) { piece_bytes_ = bytes; }
   /// Sets the step that the watchdog's message names.
   void set_step(long step);
   long step() const;
@@ -86,7 +89,7 @@ class Comm {
   /// As many values of each rank, on all ranks, by rank. T = double or std::uint64_t.
   template <class T>
   std::vector<T> all_gather(std::span<const T> values);
-  /// Gathers a text from each rank on rank 0; other ranks get none. The caller keeps the total below 2 GiB.
+  /// Gathers a text of any size from each rank on rank 0; other ranks get none.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` on every rank; it must not use this communicator. If it throws an Error on some ranks, all ranks throw
   /// the Error of the lowest of these ranks, with its cause and with Scope::all_ranks. If work can fail on one node
@@ -102,6 +105,7 @@ class Comm {
   int size_ = 1;
   int ranks_of_node_ = 1, rank_on_node_ = 0, first_rank_of_node_ = 0;
   int rank_in_messages_ = 0;
+  std::size_t piece_bytes_ = std::size_t{1} << 30;
   bool owns_comm_ = false;
   std::unique_ptr<NodeMemory> heartbeats_;
   std::shared_ptr<Watchdog> watchdog_;

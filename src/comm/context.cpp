@@ -155,10 +155,19 @@ Context::Context(int argc, char** argv)
   start_ -= std::chrono::duration_cast<std::chrono::steady_clock::duration>(
       std::chrono::duration<double>(seconds_of_process()));
   h5::start(argv);
-  int program_name_only = 1, provided = MPI_THREAD_SINGLE;
-  MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &provided);
+  int program_name_only = 1;
+  MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &threads_provided_);
   limit_blas_threads();
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
+}
+
+void Context::require_threads() {
+  comm_->together([&] {
+    if (threads_provided_ >= MPI_THREAD_FUNNELED) return;
+    throw Error(ExitCode::usage, fmt::format("{} provides MPI_THREAD_SINGLE alone, and nanorun has threads: build "
+                                             "nanorun with an MPI that provides MPI_THREAD_FUNNELED",
+                                             mpi_version()));
+  });
 }
 
 void Context::open_device(bool reproducible) {

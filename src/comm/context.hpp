@@ -48,6 +48,9 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  /// Collective. Throws Error(usage, all_ranks) where this MPI does not let programs have threads beside the one that
+  /// calls it.
+  void require_threads();
   /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node, starts Kokkos on
   /// it and creates the streams. The launcher may show a rank all devices of the node, or only its own. Throws
   /// Error(usage, all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any
@@ -96,7 +99,8 @@ class Context {
   std::chrono::steady_clock::time_point start_;
   std::chrono::system_clock::time_point started_;
   std::vector<std::string> words_;
-  bool under_mpirun_;  ///< Open MPI's
+  bool under_mpirun_;     ///< Open MPI's
+  int threads_provided_;  ///< by MPI: MPI_THREAD_SINGLE or another level
   std::unique_ptr<Comm> comm_;
   int device_ = -1;
   std::string device_note_;

@@ -102,7 +102,7 @@ Watchdog::Seconds Watchdog::max_silence() const {
 Watchdog::Seconds Watchdog::interval() const { return std::min(timeout_ / 16, Seconds(10)); }
 
 /// What ranks of other nodes may need longer than this one to find the culprit and end the job.
-Watchdog::Seconds Watchdog::grace() const { return std::max(3 * interval(), Seconds(1)); }
+Watchdog::Seconds Watchdog::grace() const { return std::max(3 * interval(), Seconds(2)); }
 
 /// Where the file system of the heartbeats hangs: what the message says in place of a rank; else empty.
 std::string Watchdog::frozen_files() const {

@@ -3,7 +3,8 @@
 // FAULT_MICROSECONDS). Where FAULT_SIGNAL is set, the rank receives the signal of that number before main() begins.
 // Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
 // later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
-// more memory with others, as Open MPI does when ranks open a file together.
+// more memory with others, as Open MPI does when ranks open a file together. Where FAULT_THREADS is set, MPI provides
+// MPI_THREAD_SINGLE alone.
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -76,6 +77,13 @@ extern "C" ssize_t pwrite64(int file, const void* bytes, size_t count, off64_t o
 
 extern "C" ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
   return pwrite64(file, bytes, count, offset);
+}
+
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  static const auto next = reinterpret_cast<decltype(&MPI_Init_thread)>(dlsym(RTLD_NEXT, "MPI_Init_thread"));
+  const int result = next(argc, argv, required, provided);
+  if (!variable("FAULT_THREADS").empty()) *provided = 0;
+  return result;
 }
 
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,

@@ -1,4 +1,4 @@
-"""Launchers whose ranks this MPI does not join."""
+"""Launchers whose ranks this MPI does not join, and an MPI without threads."""
 
 import os
 import shutil
@@ -42,6 +42,13 @@ class Launchers(FaultTest):
             with self.subTest(arguments=arguments), mock.patch.dict(os.environ, PMI_SIZE="4"):
                 job = Job(self.folder, None, arguments)
                 self.assertEqual(job.wait(), 0, job.text())
+
+    def test_mpi_without_threads(self):
+        wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_GEMM']}", "FAULT_THREADS=none"]
+        for ranks in (None, 2):
+            job = self.train(ranks, wrapper=wrapper, code=2)
+            self.assert_refused(job, " provides MPI_THREAD_SINGLE alone, and nanorun has threads: ")
+        self.assertFalse(self.run_folder().exists())
 
     def test_own_launcher_within_another(self):
         with mock.patch.dict(os.environ, PMI_SIZE="4", MPI_LOCALNRANKS="4", SLURM_STEP_NUM_TASKS="4"):

@@ -32,6 +32,20 @@ TEST(Comm, BroadcastAndGather) {
   for (int r = 0; r < comm.size(); ++r) EXPECT_EQ(ranks[r], r);
 }
 
+/// The texts of the ranks have different lengths, one of them none.
+TEST(Comm, LargeDataTravelInPieces) {
+  Comm& comm = test_comm();
+  const auto text_of = [](int rank) { return std::string(rank % 3 * 1000 + (rank > 0 ? rank : 0), 'a' + rank); };
+  for (const std::size_t bytes : {1, 7, 1000, 1 << 30}) {
+    comm.set_piece_bytes(bytes);
+    const std::vector<std::string> texts = comm.gather(text_of(comm.rank()));
+    ASSERT_EQ(texts.size(), comm.root() ? comm.size() : 0);
+    for (std::size_t r = 0; r < texts.size(); ++r) EXPECT_EQ(texts[r], text_of(static_cast<int>(r)));
+    EXPECT_EQ(comm.broadcast(text_of(comm.rank() + 1)), text_of(1));
+    EXPECT_EQ(comm.gather(""), std::vector<std::string>(comm.root() ? comm.size() : 0));
+  }
+}
+
 TEST(Comm, AllGatherKeepsTheOrderOfTheRanks) {
   Comm& comm = test_comm();
   const std::vector<std::uint64_t> own = {10u + comm.rank(), 100u + comm.rank(), 1000u + comm.rank()};
