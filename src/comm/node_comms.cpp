@@ -4,19 +4,14 @@
 
 namespace nanorun {
 
-namespace {
-
-/// Collective.
-NodeLayout layout_of(Comm& comm, int ranks_per_node) {
+NodeLayout find_layout(Comm& comm, int ranks_per_node) {
   if (ranks_per_node > 0) return NodeLayout::consecutive(comm.size(), ranks_per_node);
   std::vector<int> nodes;
   for (const double node : comm.all_gather(comm.first_rank_of_node())) nodes.push_back(static_cast<int>(node));
   return NodeLayout(nodes);
 }
 
-}  // namespace
-
-NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(layout_of(comm, ranks_per_node)) {
+NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(find_layout(comm, ranks_per_node)) {
   if (layout_.nodes() == 1) return;
   const int node = layout_.node_of(comm.rank());
   node_ = comm.split(node, comm.rank());

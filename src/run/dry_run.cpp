@@ -9,6 +9,8 @@
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/run/dry_run_start.hpp"
 #include "src/run/log.hpp"
+#include "src/run/memory_limit.hpp"
+#include "src/run/plan_text.hpp"
 #include "src/run/run_paths.hpp"
 #include "src/run/training_plan.hpp"
 
@@ -25,22 +27,38 @@ std::vector<std::string> remarks_on(const Config& config, const ParameterTable& 
   return lines;
 }
 
+/// Bytes of the first device; 0 where none is there, and in the CPU build.
+double memory_of_this_machine() { return ops::device_count() == 0 ? 0 : static_cast<double>(ops::device_memory(0)); }
+
+TrainingPlan plan_on_nodes(const Config& config, const ParameterTable& table, const DryRun& dry_run) {
+  /// Ranks of a node where nothing says it; 0: all.
+  constexpr int usual = ops::on_host ? 0 : 8;
+  const int of_deck = config.comm.ranks_per_node, ranks_per_node = dry_run.ranks_per_node.value_or(of_deck);
+  const int chosen = ranks_per_node > 0 ? ranks_per_node : usual;
+  TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(dry_run.ranks, chosen));
+  plan.nodes_from = dry_run.ranks_per_node ? "--ranks-per-node" : of_deck > 0 ? "comm.ranks_per_node" : "by default";
+  return plan;
+}
+
 }  // namespace
 
-void plan_training(const Config& config, int ranks, PlanFormat format) {
-  check_config(config, ranks);
+void plan_training(const Config& config, const DryRun& dry_run) {
+  check_config(config, dry_run.ranks);
   require_possible_paths(config);
   const ParameterTable table(config.model);
-  const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(ranks, config.comm.ranks_per_node));
-  const DryRunStart start = plan_start(config, ranks, table);
+  TrainingPlan plan = plan_on_nodes(config, table, dry_run);
+  plan.available = dry_run.memory.value_or(memory_of_this_machine());
+  const DryRunStart start = plan_start(config, dry_run.ranks, table);
   const std::vector<std::string> remarks = remarks_on(config, table, start);
-  if (format == PlanFormat::json) {
+  if (dry_run.format == PlanFormat::json) {
     write_output(plan_json(config, table, plan, remarks));
   } else {
     std::string text = to_toml(config) + "\n" + plan_text(config, table, plan);
     for (const std::string& line : remarks) text += line + "\n";
     write_output(text);
   }
+  const std::string shortage = memory_shortage(config, plan.memory, plan.available);
+  if (!shortage.empty()) throw Error(ExitCode::usage, shortage);
   if (start.refusal) throw *start.refusal;
 }
 

@@ -37,6 +37,7 @@ class Measurement:
     slowest_share: float  # share of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
+    hosts: int  # machines of the ranks; 0 in runs of earlier programs
     gpus: list  # by rank, a dictionary of each; empty on CPUs
     gpu_looks: int  # steps in which the run looked at them
 
@@ -96,6 +97,13 @@ def measure_overlap(trace, rows):
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
 
 
+def count_hosts(path):
+    """Number of machines that a summary.json names; 0 in earlier programs."""
+    facts = tool.read_json(path).get("provenance")
+    hosts = facts.get("hosts") if isinstance(facts, dict) else None
+    return len(hosts) if isinstance(hosts, dict) else 0
+
+
 def read_provenance(path):
     """The provenance of a summary.json, each value as text; of hosts and devices only the names. Empty in earlier
     programs."""
@@ -146,6 +154,7 @@ def measure(run, warmup, steps):
         path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
         overlap=measure_overlap(trace, warmup + middle), provenance=read_provenance(run.folder / "summary.json"),
+        hosts=count_hosts(run.folder / "summary.json"),
         gpus=gpus, gpu_looks=gpu_looks)
 
 
