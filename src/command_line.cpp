@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <map>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/ops.hpp"
 #include "src/base/build.hpp"
 #include "src/base/error.hpp"
 #include "src/base/text.hpp"
@@ -70,6 +72,28 @@ CLI::Validator number_from_0_to(double most) {
   return {check, fmt::format("in [0 - {}]", most)};
 }
 
+/// The bytes that a text such as "80GiB" or "1.5 TB" says; empty where it says none.
+std::optional<double> parse_bytes(const std::string& text) {
+  static const std::map<std::string_view, double> units = {
+      {"", 1},      {"B", 1},        {"kB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  const auto unit = units.find(std::string_view(rest + (rest != end && *rest == ' ' ? 1 : 0), end));
+  if (error != std::errc() || unit == units.end()) return {};
+  const double bytes = number * unit->second;
+  if (!(bytes >= 1 && bytes < 1e18)) return {};
+  return bytes;
+}
+
+/// A check that parse_bytes() takes a text.
+std::string memory_fault(const std::string& text) {
+  if (parse_bytes(text)) return "";
+  return fmt::format("\"{}\": must be a number of bytes, such as 80GiB or 94.5 GB", excerpt(text));
+}
+
+constexpr std::uint64_t max_ranks = 1 << 20;                        ///< which a dry run plans in seconds
 constexpr std::uint64_t max_shard_tokens = std::uint64_t{1} << 60;  ///< so that the sum of two does not overflow
 
 void add_train(CLI::App& app, CommandLine& line) {
@@ -81,7 +105,19 @@ void add_train(CLI::App& app, CommandLine& line) {
   CLI::Option* dry_run =
       train->add_flag("--dry-run", line.dry_run, "Check deck and data, print what would be done, and end");
   train->add_option("--ranks", line.ranks, "Dry run for this many ranks, whatever number runs it")
-      ->check(whole_number(1, std::numeric_limits<int>::max()))
+      ->check(whole_number(1, max_ranks))
+      ->needs(dry_run);
+  train
+      ->add_option("--ranks-per-node", line.ranks_per_node,
+                   fmt::format("Dry run for nodes of this many ranks; without it of comm.ranks_per_node, or else {}",
+                               ops::on_host ? "for one node" : "of 8"))
+      ->check(whole_number(1, max_ranks))
+      ->needs(dry_run);
+  train
+      ->add_option_function<std::string>(
+          "--memory", [&line](const std::string& text) { line.memory = parse_bytes(text); },
+          "Dry run: refuse what needs more memory on a rank, such as 80GiB")
+      ->check(memory_fault)
       ->needs(dry_run);
   train->add_flag("--json", line.json, "Dry run: print its plan, with the tensors of the model, as JSON")
       ->needs(dry_run);

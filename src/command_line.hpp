@@ -23,8 +23,11 @@ struct CommandLine {
   std::string deck;  ///< train
   std::vector<std::string> overrides;
   bool dry_run = false;
-  bool json = false;         ///< a dry run prints JSON instead of text
-  std::optional<int> ranks;  ///< number of ranks that a dry run plans for; absent: as many as run it
+  bool json = false;  ///< a dry run prints JSON instead of text
+  /// A dry run plans for so many ranks, as many of them on a node, and bytes of memory that a rank has. Absent: as many
+  /// ranks as run it; what the deck, or the build, has as nodes; no limit, or that of the device.
+  std::optional<int> ranks, ranks_per_node;
+  std::optional<double> memory;
 
   ShardOptions shard;  ///< shard
 

@@ -105,8 +105,11 @@ ExitCode train(Context& context, const CommandLine& line) {
   try {
     if (!line.dry_run) return run_training(context, config);
     comm.together([&] {
-      const PlanFormat format = line.json ? PlanFormat::json : PlanFormat::text;
-      if (comm.root()) plan_training(config, line.ranks.value_or(comm.size()), format);
+      if (!comm.root()) return;
+      plan_training(config, {.ranks = line.ranks.value_or(comm.size()),
+                             .ranks_per_node = line.ranks_per_node,
+                             .memory = line.memory,
+                             .format = line.json ? PlanFormat::json : PlanFormat::text});
     });
     return ExitCode::ok;
   } catch (const std::bad_alloc&) {

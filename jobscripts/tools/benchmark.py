@@ -25,7 +25,7 @@ import program
 import tool
 from metrics import Metrics
 from program import BUILDS, ROOT, Program
-from study.launch import check_deck
+from study.program import check_deck
 
 SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
@@ -305,7 +305,7 @@ def run_all(benchmark, machine, ranks, arguments):
     order."""
     begin = time.monotonic()
     runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps)]
-    check_deck(machine.program.path, runs[0])
+    check_deck(machine.program.path, runs[0], "--ranks", str(ranks))
     machine.make_shard(benchmark)
 
     def start(run):

@@ -70,6 +70,8 @@ int device_capability(int device) {
   return 10 * properties.major + properties.minor;
 }
 
+std::size_t device_memory(int device) { return properties_of(device).totalGlobalMem; }
+
 int driver_version() {
   int version = 0;
   check(cudaDriverGetVersion(&version), "cudaDriverGetVersion");

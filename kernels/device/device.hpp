@@ -82,6 +82,8 @@ NANORUN_DECLARE_OPS({
   std::string device_bus_id(int device);
   /// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
   int device_capability(int device);
+  /// Bytes of memory of the device; 0 in portable builds, which share the host's.
+  std::size_t device_memory(int device);
   /// The newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver, and in portable builds.
   int driver_version();
   /// The CUDA of this program, 1000 major + 10 minor; 0 in portable builds.

@@ -63,8 +63,11 @@ LaunchVariables launch_variables() {
 }
 
 void start_without_daemon(const LaunchVariables& variables) {
+  if (has_own_launcher(variables)) return;
   // Beside the daemon, Open MPI 4.1 now and then crashes in MPI_Finalize.
-  if (!has_own_launcher(variables)) ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+  ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+  // Shared file pointers, which nobody uses here, would want a directory that the daemon makes, and complain.
+  ::setenv("OMPI_MCA_sharedfp", "^sm", 0);
 }
 
 void leave_step_without_pmix(const LaunchVariables& variables) {

@@ -27,7 +27,7 @@ void limit_blas_threads() {
 }
 
 /// The device for the rank with this number on its node. Throws Error(internal) where the driver fails.
-RankDevice pick_device(int rank, int rank_on_node) {
+RankDevice device_of(int rank, int rank_on_node) {
   RankDevice device;
   device.node = host_name();
   try {
@@ -39,6 +39,7 @@ RankDevice pick_device(int rank, int rank_on_node) {
     device.identity = ops::device_identity(device.number);
     device.name = ops::device_name(device.number);
     device.capability = ops::device_capability(device.number);
+    device.memory = ops::device_memory(device.number);
   } catch (const std::runtime_error& error) {
     throw Error(ExitCode::internal,
                 fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, device.node, error.what()));
@@ -170,14 +171,20 @@ void Context::require_threads() {
   });
 }
 
-void Context::open_device(bool reproducible) {
+const RankDevice& Context::pick_device() {
+  if (picked_) return *picked_;
   RankDevice device;
   comm_->together([&] {
-    device = pick_device(comm_->rank(), comm_->rank_on_node());
+    device = device_of(comm_->rank(), comm_->rank_on_node());
     require_usable_device(comm_->rank(), device);
   });
   devices_ = gather_devices(*comm_, device);
   comm_->together([&] { require_own_devices(devices_); });
+  return picked_.emplace(device);
+}
+
+void Context::open_device(bool reproducible) {
+  const RankDevice& device = pick_device();
   device_note_ = idle_devices(devices_);
   peak_flops_ = nanorun::peak_flops(devices_);
   ops::use_device(device.number);

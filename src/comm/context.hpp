@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,13 +16,14 @@ namespace nanorun {
 /// The device that a rank has picked, if it sees any, and the CUDA driver of its node.
 struct RankDevice {
   std::string node;
-  std::string identity;  ///< identity of the device; empty where ranks may share it
-  std::string name;      ///< model of the device
-  int visible = 0;       ///< devices that the rank sees
-  int number = -1;       ///< number of the device among those that are visible
-  int capability = 0;    ///< compute capability of the device, 10 major + minor
-  int driver = 0;        ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
-  int runtime = 0;       ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
+  std::string identity;      ///< identity of the device; empty where ranks may share it
+  std::string name;          ///< model of the device
+  int visible = 0;           ///< devices that the rank sees
+  int number = -1;           ///< number of the device among those that are visible
+  int capability = 0;        ///< compute capability of the device, 10 major + minor
+  std::uint64_t memory = 0;  ///< bytes of the device; 0 where ranks share the memory of the host
+  int driver = 0;            ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
+  int runtime = 0;           ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
 };
 
 /// Throws Error(usage) where this rank's driver is too old, the rank sees no device, or the program has no code for the
@@ -51,10 +53,12 @@ class Context {
   /// Collective. Throws Error(usage, all_ranks) where this MPI does not let programs have threads beside the one that
   /// calls it.
   void require_threads();
-  /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node, starts Kokkos on
-  /// it and creates the streams. The launcher may show a rank all devices of the node, or only its own. Throws
-  /// Error(usage, all_ranks) where a rank finds no device that it can use or two ranks pick the same one, before any
-  /// rank uses a device. `reproducible`: see Gemms.
+  /// Collective; for commands that compute. Picks this rank's device by the rank's number on its node. The launcher may
+  /// show a rank all devices of the node, or only its own. No rank uses a device yet. Throws Error(usage, all_ranks)
+  /// where a rank finds no device that it can use or two ranks pick the same one.
+  const RankDevice& pick_device();
+  /// Collective. Picks this rank's device unless it has one, starts Kokkos on it and creates the streams.
+  /// `reproducible`: see Gemms.
   void open_device(bool reproducible = false);
 
   Comm& comm() { return *comm_; }
@@ -102,6 +106,7 @@ class Context {
   bool under_mpirun_;     ///< Open MPI's
   int threads_provided_;  ///< by MPI: MPI_THREAD_SINGLE or another level
   std::unique_ptr<Comm> comm_;
+  std::optional<RankDevice> picked_;
   int device_ = -1;
   std::string device_note_;
   std::vector<RankDevice> devices_;

@@ -4,16 +4,11 @@
 
 namespace nanorun {
 
-namespace {
-
-/// Collective.
-NodeLayout layout_of(Comm& comm, int ranks_per_node) {
+NodeLayout find_layout(Comm& comm, int ranks_per_node) {
   return ranks_per_node > 0 ? NodeLayout::consecutive(comm.size(), ranks_per_node) : comm.nodes();
 }
 
-}  // namespace
-
-NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(layout_of(comm, ranks_per_node)) {
+NodeComms::NodeComms(Comm& comm, int ranks_per_node) : all_(comm), layout_(find_layout(comm, ranks_per_node)) {
   if (layout_.nodes() == 1) return;
   const int node = layout_.node_of(comm.rank());
   node_ = comm.split(node, comm.rank());

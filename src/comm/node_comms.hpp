@@ -10,6 +10,9 @@
 
 namespace nanorun {
 
+/// Collective. `ranks_per_node`: as NodeLayout::consecutive() takes it; 0: ranks that share memory are on one node.
+NodeLayout find_layout(Comm& comm, int ranks_per_node);
+
 class NodeComms {
  public:
   /// A rail in which this rank takes part: its rank 0 is on node 0, and so on.
@@ -18,8 +21,7 @@ class NodeComms {
     std::unique_ptr<Comm> comm;
   };
 
-  /// Collective. `ranks_per_node`: as NodeLayout::consecutive() takes it; 0: ranks that share memory are on one node.
-  /// The communicator outlives it.
+  /// Collective. `ranks_per_node`: as find_layout() takes it. The communicator outlives it.
   NodeComms(Comm& comm, int ranks_per_node);
 
   const NodeLayout& layout() const { return layout_; }

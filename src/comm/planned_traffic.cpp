@@ -13,18 +13,20 @@ namespace {
 
 using Gradient = kernels::acc_t<Real>;
 
+kernels::Wire wire_of(const CommConfig& config) { return {config.gradients, config.gradient_scale}; }
+
 }  // namespace
 
-PlannedTraffic::PlannedTraffic(const NodeLayout& layout, int rank, const CommConfig& config)
-    : layout_(layout), node_(layout.node_of(rank)), place_(layout.place_of(rank)), rails_(layout.seats_of(rank)) {
-  const kernels::Wire wire{config.gradients, config.gradient_scale};
-  const int on_node = layout.ranks_on(node_);
-  if (on_node > 1) {
-    inside_ = {kernels::wire_bytes<Gradient>(wire.format),
-               Transport::slot_bytes(Transport::incoming_bytes, Transport::peers_in_node(on_node, config.transport))};
-  }
-  between_ = {kernels::wire_bytes<Gradient>(rail_wire(wire).format),
-              Transport::slot_bytes(Transport::rail_incoming_bytes, 1)};
+PlannedTraffic::PlannedTraffic(const NodeLayout& layout, const CommConfig& config)
+    : layout_(layout),
+      config_(config),
+      between_{kernels::wire_bytes<Gradient>(rail_wire(wire_of(config)).format),
+               Transport::slot_bytes(Transport::rail_incoming_bytes, 1)} {}
+
+/// Of a node with several ranks.
+PlannedTraffic::Slots PlannedTraffic::inside(int node) const {
+  const int peers = Transport::peers_in_node(layout_.ranks_on(node), config_.transport);
+  return {kernels::wire_bytes<Gradient>(config_.gradients), Transport::slot_bytes(Transport::incoming_bytes, peers)};
 }
 
 Traffic PlannedTraffic::Slots::carry(std::size_t elements, std::size_t together) const {
@@ -32,75 +34,104 @@ Traffic PlannedTraffic::Slots::carry(std::size_t elements, std::size_t together)
   return {(elements + chunk - 1) / chunk, elements * element};
 }
 
-LevelTraffic PlannedTraffic::reduce_scatter(const Bounds& parts) const {
-  LevelTraffic sent;
-  for (int round = 0; layout_.ranks_on(node_) > 1 && round < layout_.seat_rounds(node_); ++round) {
-    const Bounds shares = layout_.shares(parts, node_, round);
-    for (int place = 0; place < layout_.ranks_on(node_); ++place) {
-      if (place != place_) sent.inside += inside_.carry(shares[place + 1] - shares[place]);
+/// Adds what each rank sends to the others of its node. share(slots, size): what one rank sends to the owner of a share
+/// of so many elements.
+template <class Share>
+void PlannedTraffic::add_inside(std::vector<LevelTraffic>& sent, const Bounds& parts, const Share& share) const {
+  for (int node = 0; node < layout_.nodes(); ++node) {
+    if (layout_.ranks_on(node) == 1) continue;
+    const Slots slots = inside(node);
+    for (int round = 0; round < layout_.seat_rounds(node); ++round) {
+      const Bounds shares = layout_.shares(parts, node, round);
+      std::vector<Traffic> to;
+      Traffic to_all;
+      for (int place = 0; place < layout_.ranks_on(node); ++place)
+        to_all += to.emplace_back(share(slots, shares[place + 1] - shares[place]));
+      for (int place = 0; place < layout_.ranks_on(node); ++place)
+        sent[layout_.rank_at(node, place)].inside += to_all - to[place];
     }
   }
-  for (const int rail : rails_) {
+}
+
+/// Adds what each rank sends on its rails. part(bounds, node): what the rank of a node sends on a rail in which the
+/// parts of the nodes have these bounds.
+template <class Part>
+void PlannedTraffic::add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const Part& part) const {
+  if (layout_.nodes() == 1) return;
+  for (int rail = 0; rail < layout_.seats(); ++rail) {
     const Bounds of_rail = layout_.parts_of_rail(parts, rail);
-    for (const auto& [skip, blocks] : circulant_rounds(layout_.nodes()))
-      sent.between += between_.carry(arc_of(of_rail, node_ + skip, blocks).size());
+    for (int node = 0; node < layout_.nodes(); ++node)
+      sent[layout_.rank_on_seat(node, rail)].between += part(of_rail, node);
   }
+}
+
+std::vector<LevelTraffic> PlannedTraffic::reduce_scatter(const Bounds& parts) const {
+  std::vector<LevelTraffic> sent(layout_.ranks());
+  add_inside(sent, parts, [](const Slots& slots, std::size_t size) { return slots.carry(size); });
+  add_between(sent, parts, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
+    Traffic traffic;
+    for (const auto& [skip, blocks] : rounds) traffic += between_.carry(arc_of(of_rail, node + skip, blocks).size());
+    return traffic;
+  });
   return sent;
 }
 
-LevelTraffic PlannedTraffic::reduce_scatter_rows(const RowLists& lists, std::size_t cols) const {
-  LevelTraffic sent;
-  for (const RowLists::Node& round : lists.node) {
-    for (const RowLists::Rows& rows : round.to) {
-      if (!rows.empty()) sent.inside += inside_.carry(rows.size() * cols, cols);
-    }
-  }
-  for (const std::vector<RowLists::Rail>& rail : lists.rails) {
-    for (const RowLists::Rail& round : rail) sent.between += between_.carry(round.out.size() * cols, cols);
-  }
-  return sent;
-}
-
-LevelTraffic PlannedTraffic::reduce_scatter_rows(const Bounds& first_rows, double touched, std::size_t cols) const {
-  LevelTraffic sent;
+std::vector<LevelTraffic> PlannedTraffic::reduce_scatter_rows(const Bounds& first_rows, double touched,
+                                                              std::size_t cols) const {
   const auto all = static_cast<double>(first_rows.back());
   const auto rows_of = [&](std::size_t rows, double ranks) {
     return static_cast<std::size_t>(std::ceil(static_cast<double>(rows) * std::min(1.0, ranks * touched / all)));
   };
-  const int on_node = layout_.ranks_on(node_);
-  for (int round = 0; on_node > 1 && round < layout_.seat_rounds(node_); ++round) {
-    const Bounds shares = layout_.shares(first_rows, node_, round);
-    for (int place = 0; place < on_node; ++place) {
-      if (place != place_) sent.inside += inside_.carry(rows_of(shares[place + 1] - shares[place], 1) * cols, cols);
-    }
-  }
-  for (const int rail : rails_) {
-    const Bounds of_rail = layout_.parts_of_rail(first_rows, rail);
-    double ranks = on_node;  // most ranks whose gradients a partial sum has
-    for (const auto& [skip, blocks] : circulant_rounds(layout_.nodes())) {
-      sent.between += between_.carry(rows_of(arc_of(of_rail, node_ + skip, blocks).size(), ranks) * cols, cols);
+  std::vector<LevelTraffic> sent(layout_.ranks());
+  add_inside(sent, first_rows,
+             [&](const Slots& slots, std::size_t rows) { return slots.carry(rows_of(rows, 1) * cols, cols); });
+  add_between(sent, first_rows, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
+    Traffic traffic;
+    double ranks = layout_.seats();  // most ranks whose gradients a partial sum has
+    for (const auto& [skip, blocks] : rounds) {
+      traffic += between_.carry(rows_of(arc_of(of_rail, node + skip, blocks).size(), ranks) * cols, cols);
       ranks *= 2;
+    }
+    return traffic;
+  });
+  return sent;
+}
+
+std::vector<LevelTraffic> PlannedTraffic::all_gather(const Bounds& parts, std::size_t element) const {
+  std::vector<LevelTraffic> sent(layout_.ranks());
+  add_between(sent, parts, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
+    Traffic traffic;
+    for (const auto& [skip, blocks] : rounds) {
+      const Arc out = arc_of(of_rail, node, blocks);
+      for (const Arc::Run& run : {out.first, out.second}) {
+        if (run.size > 0) traffic += {1, run.size * element};
+      }
+    }
+    return traffic;
+  });
+  for (int node = 0; node < layout_.nodes(); ++node) {
+    const std::size_t others = layout_.ranks_on(node) - 1;
+    for (int round = 0; round < layout_.seat_rounds(node); ++round) {
+      const Bounds shares = layout_.shares(parts, node, round);
+      for (int place = 0; place < layout_.ranks_on(node); ++place) {
+        const std::size_t own = shares[place + 1] - shares[place];
+        if (own > 0) sent[layout_.rank_at(node, place)].inside += {others, others * own * element};
+      }
     }
   }
   return sent;
 }
 
-LevelTraffic PlannedTraffic::all_gather(const Bounds& parts, std::size_t element) const {
+LevelTraffic PlannedTraffic::reduce_scatter_rows(int rank, const RowLists& lists, std::size_t cols) const {
   LevelTraffic sent;
-  for (const int rail : rails_) {
-    const Bounds of_rail = layout_.parts_of_rail(parts, rail);
-    for (const auto& [skip, blocks] : circulant_rounds(layout_.nodes())) {
-      const Arc out = arc_of(of_rail, node_, blocks);
-      for (const Arc::Run& run : {out.first, out.second}) {
-        if (run.size > 0) sent.between += {1, run.size * element};
-      }
+  const int node = layout_.node_of(rank);
+  for (const RowLists::Node& round : lists.node) {
+    for (const RowLists::Rows& rows : round.to) {
+      if (!rows.empty()) sent.inside += inside(node).carry(rows.size() * cols, cols);
     }
   }
-  const std::size_t others = layout_.ranks_on(node_) - 1;
-  for (int round = 0; round < layout_.seat_rounds(node_); ++round) {
-    const Bounds shares = layout_.shares(parts, node_, round);
-    const std::size_t own = shares[place_ + 1] - shares[place_];
-    if (own > 0) sent.inside += {others, others * own * element};
+  for (const std::vector<RowLists::Rail>& rail : lists.rails) {
+    for (const RowLists::Rail& round : rail) sent.between += between_.carry(round.out.size() * cols, cols);
   }
   return sent;
 }

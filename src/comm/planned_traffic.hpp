@@ -1,5 +1,7 @@
 #pragma once
-// What a rank sends in the collectives of TensorComm, counted from the layout of the ranks. Nothing is sent.
+// What ranks send in the collectives of TensorComm, counted from the layout of the ranks. Nothing is sent.
+
+#include <vector>
 
 #include "src/comm/node_layout.hpp"
 #include "src/comm/row_lists.hpp"
@@ -11,18 +13,21 @@ namespace nanorun {
 /// Gradients have the type acc_t<Real>.
 class PlannedTraffic {
  public:
-  /// The traffic of one rank. The layout outlives it.
-  PlannedTraffic(const NodeLayout& layout, int rank, const CommConfig& config);
+  /// The layout outlives it.
+  PlannedTraffic(const NodeLayout& layout, const CommConfig& config);
+
+  // What each rank sends, by rank. The time grows with the ranks and the logarithm of the nodes.
 
   /// TensorComm::reduce_scatter() of gradients.
-  LevelTraffic reduce_scatter(const Bounds& parts) const;
-  /// TensorComm::reduce_scatter_rows() of rows of `cols` gradients each.
-  LevelTraffic reduce_scatter_rows(const RowLists& lists, std::size_t cols) const;
-  /// An upper bound of the same where each rank has gradients in `touched` rows, spread evenly over a table.
-  /// `first_rows`: boundaries of the parts, in rows.
-  LevelTraffic reduce_scatter_rows(const Bounds& first_rows, double touched, std::size_t cols) const;
+  std::vector<LevelTraffic> reduce_scatter(const Bounds& parts) const;
+  /// An upper bound of TensorComm::reduce_scatter_rows() of rows of `cols` gradients each, where each rank has
+  /// gradients in `touched` rows, spread evenly over a table. `first_rows`: boundaries of the parts, in rows.
+  std::vector<LevelTraffic> reduce_scatter_rows(const Bounds& first_rows, double touched, std::size_t cols) const;
   /// TensorComm::all_gather() of elements of so many bytes.
-  LevelTraffic all_gather(const Bounds& parts, std::size_t element) const;
+  std::vector<LevelTraffic> all_gather(const Bounds& parts, std::size_t element) const;
+
+  /// What one rank sends in TensorComm::reduce_scatter_rows() of the rows of its lists.
+  LevelTraffic reduce_scatter_rows(int rank, const RowLists& lists, std::size_t cols) const;
 
  private:
   /// How gradients travel in one level: bytes of an element, and of the slot in which a message arrives.
@@ -32,10 +37,15 @@ class PlannedTraffic {
     Traffic carry(std::size_t elements, std::size_t together = 1) const;
   };
 
+  Slots inside(int node) const;
+  template <class Share>
+  void add_inside(std::vector<LevelTraffic>& sent, const Bounds& parts, const Share& share) const;
+  template <class Part>
+  void add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const Part& part) const;
+
   const NodeLayout& layout_;
-  int node_, place_;
-  std::vector<int> rails_;  ///< rails in which the rank takes part
-  Slots inside_{}, between_{};
+  CommConfig config_;
+  Slots between_;
 };
 
 }  // namespace nanorun

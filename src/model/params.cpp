@@ -263,7 +263,12 @@ std::string ParameterTable::layout() const {
 std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, const NodeLayout& layout, int rank) const {
   const Bounds bounds = bucket.bounds(layout);
   const int part = layout.part_of(rank);
-  const std::size_t begin = bucket.offset + bounds[part], end = bucket.offset + bounds[part + 1];
+  return owned(bucket, bounds[part], bounds[part + 1]);
+}
+
+std::vector<OwnedRows> ParameterTable::owned(const Bucket& bucket, std::size_t begin, std::size_t end) const {
+  begin += bucket.offset;
+  end += bucket.offset;
   std::vector<OwnedRows> rows;
   for (const Parameter& p : parameters_) {
     if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;

@@ -126,6 +126,8 @@ class ParameterTable {
   /// The rows that a rank owns of each tensor of a bucket, in the order of the tensors; row_count is 0 where it owns
   /// none.
   std::vector<OwnedRows> owned(const Bucket& bucket, const NodeLayout& layout, int rank) const;
+  /// Those of a part: elements [begin, end) of the bucket, which are whole units.
+  std::vector<OwnedRows> owned(const Bucket& bucket, std::size_t begin, std::size_t end) const;
 
  private:
   void add(const std::string& name, int matrices, int rows, int cols, Group group, Init init, double bound = 0,

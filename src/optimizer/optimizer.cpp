@@ -15,26 +15,22 @@ namespace {
 /// Bytes of masters and state of a rank.
 template <class T>
 std::size_t state_size(const Config& config, const ParameterTable& table, const UpdateRules<T>& rules,
-                       const NodeLayout& layout, int rank) {
+                       const RankLoad& load) {
   kernels::WorkspaceAllocator counter({});
-  for (const Bucket& bucket : table.buckets()) {
-    BucketState<T>(counter, config, bucket, table.owned(bucket, layout, rank), rules.of(bucket.group));
+  for (std::size_t i = 0; i < load.size(); ++i) {
+    const Bucket& bucket = table.buckets()[i];
+    BucketState<T>(counter, config, bucket, load[i], rules.of(bucket.group));
   }
   return counter.used();
 }
 
 /// Bytes of scratch memory that the rules need on a rank and the idle memory cannot give.
 template <class T>
-std::size_t own_scratch_size(const ParameterTable& table, const UpdateRules<T>& rules, const NodeLayout& layout,
-                             int rank, std::size_t idle) {
+std::size_t own_scratch_size(const ParameterTable& table, const UpdateRules<T>& rules, const RankLoad& load,
+                             std::size_t idle) {
   std::size_t needed = 0;
-  for (const auto& [name, rule] : rules.all()) {
-    std::vector<std::vector<OwnedRows>> tensors;
-    for (const Bucket& bucket : table.buckets()) {
-      if (&rules.of(bucket.group) == rule.get()) tensors.push_back(table.owned(bucket, layout, rank));
-    }
-    needed = std::max(needed, rule->scratch_bytes(tensors));
-  }
+  for (const auto& [name, rule] : rules.all())
+    needed = std::max(needed, rule->scratch_bytes(rules.part(table, load, name)));
   return needed > idle ? needed : 0;
 }
 
@@ -53,9 +49,10 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       rows_(rows),
       stream_(stream),
       rules_(config, stream),
-      state_(state_size(config, table, rules_, comm.layout(), comm.rank()), "the optimizer's state", state_remedy),
-      own_scratch_(own_scratch_size(table, rules_, comm.layout(), comm.rank(), idle.size()), "Muon's scratch",
-                   state_remedy),
+      state_(state_size(config, table, rules_, load_of(table, comm.layout(), comm.rank())), "the optimizer's state",
+             state_remedy),
+      own_scratch_(own_scratch_size(table, rules_, load_of(table, comm.layout(), comm.rank()), idle.size()),
+                   "Muon's scratch", state_remedy),
       scratch_(own_scratch_.space().empty() ? idle : own_scratch_.space()),
       squares_(stream, 2),
       buckets_(own_buckets(gradients)),
@@ -342,9 +339,8 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
                                       std::size_t idle) {
   const UpdateRules<T> rules(config);
   std::size_t max = 0;
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    max = std::max(max,
-                   state_size(config, table, rules, layout, rank) + own_scratch_size(table, rules, layout, rank, idle));
+  for (const RankLoad& load : distinct_loads(table, layout)) {
+    max = std::max(max, state_size(config, table, rules, load) + own_scratch_size(table, rules, load, idle));
   }
   for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, layout.ranks());
   return max;

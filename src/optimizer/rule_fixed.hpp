@@ -14,6 +14,7 @@ class FixedRule final : public UpdateRule<T> {
   FixedRule(const Config&, kernels::Stream) {}
 
   std::vector<StateTensor> state(const OwnedRows&) const override { return {}; }
+  double work(const RankLoad&) const override { return 0; }
   void update(const UpdateContext&, std::span<const OwnedBucket<T>* const>, long) override {}
 };
 

@@ -51,9 +51,9 @@ std::vector<StateTensor> MuonRule<T>::state(const OwnedRows& rows) const {
 }
 
 template <class T>
-std::size_t MuonRule<T>::scratch_bytes(const std::vector<std::vector<OwnedRows>>& tensors) const {
+std::size_t MuonRule<T>::scratch_bytes(const RankLoad& load) const {
   std::vector<MuonBatch<T>> batches, shape;
-  for (const std::vector<OwnedRows>& bucket : tensors) {
+  for (const std::vector<OwnedRows>& bucket : load) {
     for (const MuonBlocks& blocks : blocks_of(config_, bucket)) {
       batches.push_back({blocks.count, blocks.rows, blocks.cols});
     }
@@ -64,6 +64,19 @@ std::size_t MuonRule<T>::scratch_bytes(const std::vector<std::vector<OwnedRows>>
     bytes = std::max(bytes, ops::muon_workspace<T>(shape));
   }
   return bytes;
+}
+
+/// X Xᵀ, A A and B X in each step, two operations for each product.
+template <class T>
+double MuonRule<T>::work(const RankLoad& load) const {
+  double flops = 0;
+  for (const std::vector<OwnedRows>& bucket : load) {
+    for (const MuonBlocks& blocks : blocks_of(config_, bucket)) {
+      const double narrow = std::min(blocks.rows, blocks.cols), wide = std::max(blocks.rows, blocks.cols);
+      flops += blocks.count * (4 * narrow * narrow * wide + 2 * narrow * narrow * narrow);
+    }
+  }
+  return static_cast<double>(kernels::newton_schulz_iteration.steps.size()) * flops;
 }
 
 template <class T>

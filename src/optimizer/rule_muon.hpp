@@ -19,7 +19,9 @@ class MuonRule final : public UpdateRule<T> {
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
   bool batches_shapes() const override { return true; }
-  std::size_t scratch_bytes(const std::vector<std::vector<OwnedRows>>& tensors) const override;
+  std::size_t scratch_bytes(const RankLoad& load) const override;
+  /// Floating-point operations of the iteration towards the polar factors.
+  double work(const RankLoad& load) const override;
   void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;
   void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
 

@@ -26,7 +26,7 @@ struct StateGroup {
 
 struct RuleTraits {
   Rule rule = Rule::fixed;
-  std::string name;   ///< in plan.json: "muon"
+  std::string name;   ///< in plans: "muon"
   std::string title;  ///< in messages: "Muon"
   /// Whether master and moments have the formats that the deck gives; else both are fp32.
   bool takes_formats = false;

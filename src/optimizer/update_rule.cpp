@@ -73,9 +73,28 @@ int common_period(const Config& config, const ParameterTable& table) {
 }
 
 template <class T>
+double UpdateRule<T>::work(const RankLoad& load) const {
+  double elements = 0;
+  for (const std::vector<OwnedRows>& bucket : load) {
+    for (const OwnedRows& rows : bucket) elements += static_cast<double>(rows.size());
+  }
+  return elements / period();
+}
+
+template <class T>
 UpdateRules<T>::UpdateRules(const Config& config, kernels::Stream stream)
     : config_(config), rules_(AllRules<T>::template make<T>(config, stream)) {}
 
+template <class T>
+RankLoad UpdateRules<T>::part(const ParameterTable& table, const RankLoad& load, Rule rule) const {
+  RankLoad part;
+  for (std::size_t i = 0; i < load.size(); ++i) {
+    if (rule_of(config_, table.buckets()[i].group) == rule) part.push_back(load[i]);
+  }
+  return part;
+}
+
+NANORUN_INSTANTIATE(class UpdateRule);
 NANORUN_INSTANTIATE(class UpdateRules);
 
 }  // namespace nanorun

@@ -17,6 +17,7 @@
 #include "src/data/uploader.hpp"
 #include "src/measure/trace.hpp"
 #include "src/model/params.hpp"
+#include "src/model/rank_loads.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
@@ -59,8 +60,10 @@ class UpdateRule {
   /// Whether update() takes all buckets of one matrix shape or its transpose at once, at the end of a step. Else it
   /// takes one at a time, as soon as its gradients have arrived.
   virtual bool batches_shapes() const { return false; }
-  /// Bytes of scratch memory that update() needs on a rank that owns these rows: `tensors` has an entry per bucket.
-  virtual std::size_t scratch_bytes(const std::vector<std::vector<OwnedRows>>& /*tensors*/) const { return 0; }
+  /// Bytes of scratch memory that update() needs on a rank that owns these rows in the buckets of the rule.
+  virtual std::size_t scratch_bytes(const RankLoad& /*load*/) const { return 0; }
+  /// Work of update() for these rows in a step, the mean over a period: elements, unless the rule says otherwise.
+  virtual double work(const RankLoad& load) const;
   /// Bytes of device memory that adopt() allocates for all buckets of a table.
   virtual std::size_t adopted_bytes(const ParameterTable& /*table*/, int /*ranks*/) const { return 0; }
 
@@ -101,6 +104,8 @@ class UpdateRules {
   /// The rule of all tensors of a group.
   UpdateRule<T>& of(Group group) const { return *rules_.at(rule_of(config_, group)); }
   const std::map<Rule, std::unique_ptr<UpdateRule<T>>>& all() const { return rules_; }
+  /// What a load has in the buckets of one rule.
+  RankLoad part(const ParameterTable& table, const RankLoad& load, Rule rule) const;
 
  private:
   const Config& config_;

@@ -12,6 +12,7 @@
 #include "src/run/agreement.hpp"
 #include "src/run/batch.hpp"
 #include "src/run/log_lines.hpp"
+#include "src/run/memory_limit.hpp"
 #include "src/run/run_setup.hpp"
 #include "src/run/step_records.hpp"
 #include "src/run/summary.hpp"
@@ -366,6 +367,7 @@ ExitCode run_training(Context& context, const Config& config) {
   context.comm().set_timeout(config.comm.timeout_seconds);
   context.comm().together([&] { require_possible_paths(config); });
   require_same_directory(context.comm(), config);
+  require_memory(context.comm(), config, context.pick_device().memory);
   context.open_device(config.run.reproducible);
   return Training(context, config).run();
 }

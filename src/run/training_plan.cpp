@@ -1,45 +1,18 @@
 #include "src/run/training_plan.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <string_view>
-#include <utility>
 
-#include "src/base/build.hpp"
-#include "src/base/text.hpp"
 #include "src/comm/planned_traffic.hpp"
 #include "src/comm/tensor_comm.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/flops.hpp"
 #include "src/model/model.hpp"
-#include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/optimizer.hpp"
 #include "src/optimizer/update_rule.hpp"
 
 namespace nanorun {
 
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-/// Bytes per weight as the ops read them.
-std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
-
-MemoryPlan memory_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
-  MemoryPlan memory;
-  for (const Bucket& bucket : table.buckets()) {
-    memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));
-  }
-  memory.gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
-  memory.optimizer =
-      static_cast<double>(Optimizer<Real>::state_bytes(config, table, layout, Model<Real>::idle_bytes(config)));
-  memory.activations = static_cast<double>(Model<Real>::memory_bytes(config));
-  memory.collectives = static_cast<double>(TensorComm::memory_bytes(layout, config.comm));
-  memory.runtime = ops::runtime_bytes;
-  return memory;
-}
 
 std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& table) {
   const Flops flops(config, table);
@@ -56,93 +29,91 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-Json sent_json(double messages, double bytes) {
-  return {{"messages", messages}, {"bytes", static_cast<std::uint64_t>(bytes)}};
+/// What each rank sends for a bucket. From lookup tables a rank sends only the rows that it has read, at most one for
+/// each token.
+std::vector<LevelTraffic> gradients_of(const Bucket& bucket, const Bounds& parts, const PlannedTraffic& traffic,
+                                       double tokens) {
+  if (bucket.lookup == Lookup::none) return traffic.reduce_scatter(parts);
+  Bounds rows;
+  for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
+  return traffic.reduce_scatter_rows(rows, std::min(static_cast<double>(bucket.units), tokens), bucket.unit_size);
 }
 
-/// From lookup tables a rank sends only the rows that it has read, at most one for each token. Weights travel when they
-/// are updated.
-PlannedSending sending_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+/// Weights travel when they are updated.
+StepSending sending_of(const Config& config, const ParameterTable& table, const UpdateRules<Real>& rules,
+                       const NodeLayout& layout) {
   const double tokens = static_cast<double>(config.train.sequences) / layout.ranks() * longest_length(config);
-  const UpdateRules<Real> rules(config);
-  std::vector<PlannedSending> of_ranks(layout.ranks());
+  const PlannedTraffic traffic(layout, config.comm);
+  std::vector<StepSending> of_ranks(layout.ranks());
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const Bounds parts = bucket.bounds(layout);
-    Bounds rows;
-    for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
-    const double touched = std::min(static_cast<double>(bucket.units), tokens);
+    const std::vector<LevelTraffic> gradients = gradients_of(bucket, parts, traffic, tokens),
+                                    weights = traffic.all_gather(parts, weight_bytes(bucket.scalars()));
     const double updates = 1.0 / rules.of(bucket.group).period();
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      const PlannedTraffic traffic(layout, rank, config.comm);
-      of_ranks[rank].add(bucket.lookup == Lookup::none ? traffic.reduce_scatter(parts)
-                                                       : traffic.reduce_scatter_rows(rows, touched, bucket.unit_size));
-      of_ranks[rank].add(traffic.all_gather(parts, weight_bytes(bucket.scalars())), updates);
+      of_ranks[rank].reduce_scatter.add(gradients[rank]);
+      of_ranks[rank].all_gather.add(weights[rank], updates);
     }
   }
-  PlannedSending most;
-  for (const PlannedSending& own : of_ranks) most.raise_to(own);
+  StepSending most;
+  for (const StepSending& own : of_ranks) {
+    most.reduce_scatter.raise_to(own.reduce_scatter);
+    most.all_gather.raise_to(own.all_gather);
+    most.all.raise_to(own.reduce_scatter + own.all_gather);
+  }
   return most;
 }
 
-const char* lookup_name(Lookup lookup) {
-  if (lookup == Lookup::none) return "none";
-  return lookup == Lookup::token ? "token" : "bigram";
+std::vector<std::pair<std::string, double>> work_of(const ParameterTable& table, const UpdateRules<Real>& rules,
+                                                    const NodeLayout& layout) {
+  std::vector<std::pair<std::string, double>> work;
+  const std::vector<RankLoad> loads = distinct_loads(table, layout);
+  for (const auto& [name, rule] : rules.all()) {
+    double most = 0;
+    for (const RankLoad& load : loads) most = std::max(most, rule->work(rules.part(table, load, name)));
+    if (most > 0) work.emplace_back(traits_of(name).name, most);
+  }
+  return work;
 }
 
-Json shape_of(const Parameter& parameter) {
-  if (parameter.matrices == 1) return {parameter.rows, parameter.cols};
-  return {parameter.matrices, parameter.rows, parameter.cols};
-}
-
-Json bucket_json(const Config& config, const UpdateRules<Real>& rules, const Bucket& bucket) {
-  Json json = {{"rule", traits_of(rule_of(config, bucket.group)).name},
-               {"units", bucket.units},
-               {"unit_size", bucket.unit_size},
-               {"scalars", bucket.scalars()},
-               {"lookup", lookup_name(bucket.lookup)},
-               {"travels", !bucket.fixed()},
-               {"tensors", Json::array()}};
-  if (rules.of(bucket.group).batches_shapes()) json["matrix"] = {bucket.rows, bucket.cols};
-  return json;
-}
-
-Json buckets_json(const Config& config, const ParameterTable& table) {
-  const UpdateRules<Real> rules(config);
-  Json list = Json::array();
+/// The ranks' numbers of matrices of a shape differ by at most one (Bucket::bounds()).
+std::vector<MatrixPlan> matrices_of(const ParameterTable& table, int ranks) {
+  std::vector<MatrixPlan> shapes;
   for (const Bucket& bucket : table.buckets()) {
-    Json json = bucket_json(config, rules, bucket);
-    for (const Parameter& p : table.parameters()) {
-      if (p.offset < bucket.offset || p.offset >= bucket.offset + bucket.size()) continue;
-      json["tensors"].push_back(
-          {{"name", p.name}, {"shape", shape_of(p)}, {"bytes", p.size() * weight_bytes(bucket.scalars())}});
-    }
-    list.push_back(std::move(json));
+    if (bucket.group != Group::matrix) continue;
+    const auto [rows, cols] = std::minmax(bucket.rows, bucket.cols);
+    const auto same = [&](const MatrixPlan& shape) { return shape.rows == rows && shape.cols == cols; };
+    auto shape = std::ranges::find_if(shapes, same);
+    if (shape == shapes.end()) shape = shapes.insert(shapes.end(), {.rows = rows, .cols = cols});
+    shape->count += bucket.units;
   }
-  return list;
-}
-
-Json memory_json(const MemoryPlan& memory) {
-  Json json;
-  for (const auto& [name, bytes] : {std::pair{"weights", memory.weights},
-                                    {"gradients", memory.gradients},
-                                    {"optimizer", memory.optimizer},
-                                    {"activations", memory.activations},
-                                    {"collectives", memory.collectives},
-                                    {"runtime", memory.runtime},
-                                    {"total", memory.total()}}) {
-    json[name] = static_cast<std::uint64_t>(bytes);
-  }
-  return json;
+  for (MatrixPlan& shape : shapes)
+    shape.ranks_without = ranks - static_cast<int>(std::min<std::size_t>(ranks, shape.count));
+  return shapes;
 }
 
 }  // namespace
+
+std::size_t weight_bytes(bool scalar) { return scalar ? sizeof(kernels::acc_t<Real>) : sizeof(Real); }
 
 void PlannedSending::add(const LevelTraffic& traffic, double share) {
   messages_inside += share * static_cast<double>(traffic.inside.messages);
   bytes_inside += share * static_cast<double>(traffic.inside.bytes);
   messages_between += share * static_cast<double>(traffic.between.messages);
   bytes_between += share * static_cast<double>(traffic.between.bytes);
+}
+
+std::vector<std::pair<std::string, double>> MemoryPlan::terms() const {
+  return {{"weights", weights},         {"gradients", gradients},     {"optimizer", optimizer},
+          {"activations", activations}, {"collectives", collectives}, {"runtime", runtime}};
+}
+
+double MemoryPlan::total() const { return weights + gradients + optimizer + activations + collectives + runtime; }
+
+PlannedSending PlannedSending::operator+(const PlannedSending& other) const {
+  return {messages_inside + other.messages_inside, bytes_inside + other.bytes_inside,
+          messages_between + other.messages_between, bytes_between + other.bytes_between};
 }
 
 void PlannedSending::raise_to(const PlannedSending& other) {
@@ -152,82 +123,31 @@ void PlannedSending::raise_to(const PlannedSending& other) {
   bytes_between = std::max(bytes_between, other.bytes_between);
 }
 
+MemoryPlan memory_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+  MemoryPlan memory;
+  for (const Bucket& bucket : table.buckets()) {
+    memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));
+  }
+  memory.gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
+  memory.optimizer =
+      static_cast<double>(Optimizer<Real>::state_bytes(config, table, layout, Model<Real>::idle_bytes(config)));
+  memory.activations = static_cast<double>(Model<Real>::memory_bytes(config));
+  memory.collectives = static_cast<double>(TensorComm::memory_bytes(layout, config.comm));
+  memory.runtime = ops::runtime_bytes;
+  return memory;
+}
+
 TrainingPlan plan_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+  const UpdateRules<Real> rules(config);
   return {.ranks = layout.ranks(),
           .nodes = layout.nodes(),
+          .ranks_per_node = layout.seats(),
           .memory = memory_of(config, table, layout),
           .stages = stages_of(config, table),
           .tokens = static_cast<std::uint64_t>(tokens_before(config, config.train.steps)),
-          .sending = sending_of(config, table, layout)};
-}
-
-std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan) {
-  std::string text;
-  const auto row = [&](const std::string& what, const std::string& value) {
-    text += fmt::format("{:<32} {}\n", what, value);
-  };
-  const auto bytes = [&](const char* what, double value) { row(what, in_units(value, "B", 1024)); };
-  row("ranks", std::to_string(plan.ranks));
-  row("parameters", fmt::format("{} ({})", table.size(), in_units(static_cast<double>(table.size()), "")));
-  bytes("memory per rank", plan.memory.total());
-  bytes("  weights", plan.memory.weights);
-  bytes("  gradients", plan.memory.gradients);
-  bytes("  optimizer state and scratch", plan.memory.optimizer);
-  bytes("  activations", plan.memory.activations);
-  bytes("  buffers of collectives", plan.memory.collectives);
-  if (plan.memory.runtime > 0) bytes("  CUDA and cuBLAS, at most", plan.memory.runtime);
-  if (config.stage.empty()) {
-    row("tokens per step", std::to_string(plan.stages.front().tokens));
-    row("FLOPs per step, widest window", in_units(plan.stages.front().flops, "FLOP"));
-  } else {
-    for (std::size_t i = 0; i < plan.stages.size(); ++i) {
-      const StagePlan& stage = plan.stages[i];
-      row(fmt::format("stage {}, {} steps", i, stage.steps),
-          fmt::format("{} tokens and {} per step", stage.tokens, in_units(stage.flops, "FLOP")));
-    }
-    row("tokens of all steps", std::to_string(plan.tokens));
-  }
-  bytes("bytes sent per rank and step", plan.sending.bytes());
-  if (plan.nodes > 1) {
-    bytes("  to other nodes", plan.sending.bytes_between);
-    row("messages to other nodes", fmt::format("{:.0f}", plan.sending.messages_between));
-  }
-  return text;
-}
-
-std::string plan_json(const Config& config, const ParameterTable& table, const TrainingPlan& plan,
-                      const std::vector<std::string>& remarks) {
-  Json json = {{"format", "nanorun plan"},
-               {"format_version", 1},
-               {"version", build().version},
-               {"commit", build().commit},
-               {"ranks", plan.ranks},
-               {"nodes", plan.nodes},
-               {"parameters", table.size()},
-               {"memory_bytes", memory_json(plan.memory)},
-               {"stages", Json::array()},
-               {"tokens", plan.tokens},
-               {"sent_bytes", static_cast<std::uint64_t>(plan.sending.bytes())},
-               {"sent",
-                {{"inside", sent_json(plan.sending.messages_inside, plan.sending.bytes_inside)},
-                 {"between", sent_json(plan.sending.messages_between, plan.sending.bytes_between)}}},
-               {"warnings", Json::array()},
-               {"notes", Json::array()},
-               {"buckets", buckets_json(config, table)},
-               {"deck", to_toml(config)}};
-  for (const StagePlan& stage : plan.stages) {
-    json["stages"].push_back(
-        {{"steps", stage.steps}, {"tokens_per_step", stage.tokens}, {"flops_per_step", stage.flops}});
-  }
-  for (const std::string& remark : remarks) {
-    static constexpr std::string_view prefix = "warning: ";
-    if (remark.starts_with(prefix)) {
-      json["warnings"].push_back(remark.substr(prefix.size()));
-    } else {
-      json["notes"].push_back(remark);
-    }
-  }
-  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+          .work = work_of(table, rules, layout),
+          .matrices = matrices_of(table, layout.ranks()),
+          .sending = sending_of(config, table, rules, layout)};
 }
 
 }  // namespace nanorun

@@ -99,7 +99,9 @@ def run(*command, folder=ROOT, **variables):
 
 def dry_run(arguments, ranks):
     """`arguments` of nanorun, from "train" on."""
-    plan = run(small_run.PROGRAM, *(word for word in arguments if word != "--dry-run"), "--dry-run", "--ranks", ranks)
+    words = [word for word in arguments if word != "--dry-run"]
+    own = () if "--ranks" in words else ("--ranks", ranks)
+    plan = run(small_run.PROGRAM, *words, "--dry-run", *own)
     require(plan.returncode == 0, plan.stderr.strip())
 
 

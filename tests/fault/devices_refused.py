@@ -6,15 +6,16 @@ from harness import FaultTest, small_run
 
 
 class Refused(FaultTest):
-    def open(self, ranks, code):
-        """Starts a rank on each of these devices; the exit code is as given."""
+    def open(self, ranks, code, memory=()):
+        """Starts a rank on each of these devices; the exit code is as given. `memory`: their bytes, 0 without."""
         wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_STAGED_DEVICES']}",
-                   *(f"RANK_{rank}={device}" for rank, device in enumerate(ranks))]
+                   *(f"RANK_{rank}={device}" for rank, device in enumerate(ranks)),
+                   *(f"MEMORY_{rank}={size}" for rank, size in enumerate(memory))]
         return self.train(len(ranks), "model.width=128", "model.heads=1", "model.head_dim=128", wrapper=wrapper,
                           code=code)
 
-    def check_refused(self, ranks, *parts):
-        self.assert_refused(self.open(ranks, code=2), *parts)
+    def check_refused(self, ranks, *parts, **options):
+        self.assert_refused(self.open(ranks, code=2, **options), *parts)
         self.assertFalse(self.run_folder().exists())
 
     def test_other_model(self):
@@ -36,8 +37,13 @@ class Refused(FaultTest):
     def test_no_device(self):
         self.check_refused(["13000 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")
 
+    def test_too_little_memory(self):
+        """The device with the least memory counts, on whichever rank."""
+        self.check_refused(["13000 2 90 NVIDIA H100"] * 2, "nanorun: a rank needs ", " of memory and has 64 MiB; ",
+                           memory=(80 << 30, 64 << 20))
+
     def test_hopper_is_opened(self):
-        job = self.open(["13000 2 90 NVIDIA H200"] * 2, code=1)
+        job = self.open(["13000 2 90 NVIDIA H200"] * 2, code=1, memory=[141 << 30] * 2)
         self.assertIn("opened by cudaSetDevice", job.text())
 
 

@@ -1,5 +1,6 @@
 // Preloaded into the program built for CUDA: each rank finds the driver and the devices that the variable RANK_<rank>
-// states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens one.
+// states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens one. A
+// device has as many bytes of memory as the variable MEMORY_<rank> states.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -13,13 +14,17 @@ namespace {
 
 struct Stage {
   int driver = 0, devices = 0, capability = 0;
+  std::size_t memory = 0;
   char name[sizeof(cudaDeviceProp::name)] = {};
 };
 
 Stage stage() {
-  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  const char* const text = std::getenv(("RANK_" + std::string(rank == nullptr ? "0" : rank)).c_str());
+  const char* const own = std::getenv("OMPI_COMM_WORLD_RANK");
+  const std::string rank = own == nullptr ? "0" : own;
+  const char* const text = std::getenv(("RANK_" + rank).c_str());
+  const char* const memory = std::getenv(("MEMORY_" + rank).c_str());
   Stage stage;
+  if (memory != nullptr) stage.memory = std::strtoull(memory, nullptr, 10);
   if (text != nullptr) {
     std::sscanf(text, "%d %d %d %255[^\n]", &stage.driver, &stage.devices, &stage.capability, stage.name);
   }
@@ -50,6 +55,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::memcpy(properties->name, stage().name, sizeof properties->name);
+  properties->totalGlobalMem = stage().memory;
   properties->major = stage().capability / 10;
   properties->minor = stage().capability % 10;
   properties->uuid.bytes[0] = static_cast<char>(device);

@@ -167,6 +167,24 @@ class Program(FaultTest):
         self.assert_refused(refused, "train.sequences = 4 cannot be divided among 3 ranks")
         self.assert_refused(self.job(1, "train", "deck.toml", "--ranks", 2, code=2), "--ranks requires --dry-run")
 
+    def test_dry_run_for_nodes(self):
+        """The option counts in place of the key, and the key in place of the build's choice."""
+        for options, nodes in ((("--ranks-per-node", 1), "4 of 1 ranks (--ranks-per-node)"),
+                               (("--ranks-per-node", 3), "2 of at most 3 ranks (--ranks-per-node)"),
+                               (("comm.ranks_per_node=2",), "2 of 2 ranks (comm.ranks_per_node)"),
+                               (("comm.ranks_per_node=2", "--ranks-per-node", 4), "1 of 4 ranks (--ranks-per-node)"),
+                               ((), "1 of 4 ranks (by default)")):
+            with self.subTest(nodes):
+                shown = self.job(1, "train", "deck.toml", "--dry-run", "--ranks", 4, *options)
+                self.assertIn(f"\nnodes                            {nodes}\n", "".join(shown.output))
+
+    def test_dry_run_for_little_memory(self):
+        """The plan is printed all the same."""
+        fits = self.job(1, "train", "deck.toml", "--dry-run", "--memory", "1TiB")
+        refused = self.job(1, "train", "deck.toml", "--dry-run", "--memory", "1MiB", code=2)
+        self.assert_refused(refused, "nanorun: a rank needs ", " MiB of memory and has 1 MiB; ", " take most, ")
+        self.assertEqual("".join(refused.output), "".join(fits.output).replace(" 1 TiB\n", " 1 MiB\n"))
+
     def test_dry_run_as_json(self):
         """The same deck, figures and warnings as the text, on standard output alone."""
         text = "".join(self.job(1, "train", "deck.toml", "--dry-run", "--ranks", RANKS).output)

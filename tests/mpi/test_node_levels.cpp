@@ -191,16 +191,17 @@ TEST(NodeLevels, PlannedTrafficIsWhatIsSent) {
   for (const CommConfig& config : configs()) {
     TensorComm tensors(test_comm(), test_context->comm_stream(), config);
     std::vector<std::unique_ptr<Tensor<float>>> memory;
-    const PlannedTraffic planned(tensors.layout(), test_comm().rank(), config);
+    const PlannedTraffic planned(tensors.layout(), config);
+    const int rank = test_comm().rank();
     for (const Bounds& parts : {parts_of(1), parts_of(37), parts_of(200'003), one_owner(700'001)}) {
       Tensor<float>& tensor = *memory.emplace_back(std::make_unique<Tensor<float>>(Vector<float>(parts.back(), 1)));
       tensors.share(tensor.span());
       const LevelTraffic before = tensors.sent();
       tensors.reduce_scatter(tensor.span(), parts);
-      EXPECT_EQ(tensors.sent() - before, planned.reduce_scatter(parts)) << config.ranks_per_node;
+      EXPECT_EQ(tensors.sent() - before, planned.reduce_scatter(parts)[rank]) << config.ranks_per_node;
       const LevelTraffic reduced = tensors.sent();
       tensors.all_gather(tensor.span(), parts);
-      EXPECT_EQ(tensors.sent() - reduced, planned.all_gather(parts, sizeof(float))) << config.ranks_per_node;
+      EXPECT_EQ(tensors.sent() - reduced, planned.all_gather(parts, sizeof(float))[rank]) << config.ranks_per_node;
       tensors.synchronize();
     }
     tensors.close();
@@ -247,7 +248,7 @@ void check_rows(const CommConfig& config, int rows, int cols, int every) {
   tensors.reduce_scatter_rows(kernels::Mat<float>(table.span().data(), rows, cols), exchange);
   const Vector<float> got = table.host(tensors);
   EXPECT_EQ(tensors.sent() - before,
-            PlannedTraffic(tensors.layout(), comm.rank(), config).reduce_scatter_rows(lists, cols));
+            PlannedTraffic(tensors.layout(), config).reduce_scatter_rows(comm.rank(), lists, cols));
   const int part = tensors.part();
   for (int row = 0; row < rows; ++row) {
     const bool mine =

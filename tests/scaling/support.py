@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +17,7 @@ import deadline  # noqa: E402
 import small_run  # noqa: E402
 import tool  # noqa: E402
 from study import plan  # noqa: E402
+from study.study_file import read_study  # noqa: E402
 
 PHASES = ("data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
           "validation", "checkpoint", "output", "other")
@@ -67,24 +69,37 @@ def write_trace(path, seconds, tokens, communication=None, between=None):
 
 
 @functools.cache
-def plan_text(*overrides):
-    """plan.json of a study of the model MODEL with overrides."""
+def planned(*words):
+    """What the program plans for the model MODEL with overrides and options, as a dictionary."""
     keys = [f"model.{key}={json.dumps(value)}" for key, value in MODEL.items()]
     with tempfile.TemporaryDirectory(prefix="nanorun-plan-") as folder:
         small_run.write_deck(Path(folder))
-        job = deadline.run([small_run.PROGRAM, "train", "deck.toml", "--dry-run", "--json", *keys, *overrides], 60,
+        job = deadline.run([small_run.PROGRAM, "train", "deck.toml", "--dry-run", "--json", *keys, *words], 60,
                            cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
-    return job.stdout
+    return json.loads(job.stdout)
 
 
-def buckets(*overrides):
-    """Those of the model MODEL with overrides."""
-    return [plan.bucket_of(table, "the plan") for table in json.loads(plan_text(*overrides))["buckets"]]
+def plan_for(ranks, *words):
+    """The study.plan.Plan of the model MODEL, one sequence a rank."""
+    return plan.plan_of(planned("--ranks", str(ranks), f"train.sequences={ranks}", *words), "the plan")
+
+
+def write_plans(study, *words):
+    """plans.json of a study, for the model MODEL."""
+    def table(ranks, size):
+        nodes = ("--ranks-per-node", str(size)) if size else ()
+        return planned("--ranks", str(ranks), f"train.sequences={ranks}", *words, *nodes) | {"refusal": ""}
+
+    size = study.launch.ranks_per_node
+    counts = plan.predicted_ranks(replace(study, sequences=study.prediction.sequences or study.sequences))
+    plans = {"of": plan.subject(study), "measured": [table(n, size) for n in study.ranks],
+             "predicted": [table(n, study.prediction.ranks_per_node or size) for n in counts]}
+    (study.folder / plan.PLANS).write_text(json.dumps(plans))
 
 
 def write_run(folder, seconds, tokens, communication=None, between=None, **summary):
-    """The files of a finished run of the model MODEL, and the plan of a study that holds it; `summary`: what summary.json says further."""
+    """The files of a finished run of the model MODEL; `summary`: what summary.json says further."""
     folder.mkdir(parents=True)
     steps, ranks = seconds.shape[:2]
     (folder / "summary.json").write_text(json.dumps({"finished": True, "steps": steps, "ranks": ranks} | summary))
@@ -92,7 +107,6 @@ def write_run(folder, seconds, tokens, communication=None, between=None, **summa
     others = '[train]\nlength = 512\n[optimizer]\nadam_period = 1\n[comm]\ngradients = "bf16"\n[data]\ntrain = ["data.h5"]\n[validation]\ntokens = 0\n'
     (folder / "deck.toml").write_text("[model]\n" + "\n".join(lines) + "\n" + others)
     write_trace(folder / "trace.h5", seconds, tokens, communication, between)
-    (folder.parent / "plan.json").write_text(plan_text())
 
 
 class ScalingTest(unittest.TestCase):
@@ -110,6 +124,9 @@ class ScalingTest(unittest.TestCase):
         path = Path("study.toml")
         path.write_text(study_text(**values))
         return path
+
+    def read_study(self, **values):
+        return read_study(self.write_study(**values))
 
     def script(self, *arguments, commands=None, code=0):
         """Runs scaling_study.py, which finds mpirun, or whatever `commands` holds, first; returns what it printed."""

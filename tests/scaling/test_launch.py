@@ -25,7 +25,7 @@ for argument in "$@"; do
     run.outputs=*) outputs=${argument#*=} ;;
     run.name=*) name=${argument#*=} ;;
     train.steps=*) steps=${argument#*=} ;;
-    --dry-run) [[ ! -e bad_deck ]] || { echo "nanorun: deck.toml:3: no such key" >&2; exit 2; }; exit 0 ;;
+    --dry-run) [[ ! -e bad_deck ]] || { echo "nanorun: deck.toml:3: no such key" >&2; exit 2; }; echo '{}'; exit 0 ;;
   esac
 done
 outputs=${outputs:1:-1} name=${name:1:-1} # without the quotes

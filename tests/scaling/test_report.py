@@ -3,6 +3,7 @@
 import base64
 import csv
 import html.parser
+import json
 import math
 import re
 import shutil
@@ -10,10 +11,10 @@ import types
 from pathlib import Path
 
 import numpy as np
-from support import PHASES, ScalingTest, small_run, study_text, write_run
+from support import PHASES, ScalingTest, small_run, study_text, write_plans, write_run
 
 import page
-from study import analysis, figures, gather, report
+from study import analysis, figures, gather, model, report
 from study.study_file import read_study
 
 STEPS, WARMUP = 10, 2
@@ -152,12 +153,14 @@ class Measurements(ScalingTest):
 
 
 class Report(ScalingTest):
-    def study(self, leave_out=(), excess=0.2, **values):
+    def study(self, leave_out=(), excess=0.2, words=(), summary={}, **values):
         study = read_study(self.write_study(**{"steps": STEPS, "warmup": WARMUP, "ranks": (1, 2, 4), "sequences": 4,
                                                "repeats": 3, **values}))
         for run in study.runs():
             if run.name not in leave_out:
-                write_run(run.folder, times(run.ranks, (1.0, 1.5, 0.9)[run.repeat - 1], excess), TOKENS)
+                write_run(run.folder, times(run.ranks, (1.0, 1.5, 0.9)[run.repeat - 1], excess), TOKENS, **summary)
+        study.folder.mkdir(parents=True, exist_ok=True)
+        write_plans(study, *words)
         return study
 
     def analyse(self, study):
@@ -168,7 +171,8 @@ class Report(ScalingTest):
         text = page.read_text()
         found = Page(text)
         self.assertEqual(found.headings, ["Scaling study test", "Runs", "Throughput and efficiency",
-                                          "Where the time goes", "Ranks", "Model", "Prediction", "All runs", "Setup"])
+                                          "Where the time goes", "Ranks", "Model", "Messages and memory", "Prediction", "All runs",
+                                          "Setup"])
         self.assertEqual(len(found.pictures), 9)
         self.assertTrue(all(p["alt"] for p in found.pictures))
         self.assertTrue(picture.read_bytes().startswith(b"\x89PNG"))
@@ -178,10 +182,10 @@ class Report(ScalingTest):
     def test_figures_and_text_are_aligned_apart(self):
         """Columns whose cells are all figures have the class of figures, the others that of text."""
         tables = Page(report.page(self.analyse(self.study(excess=0)))).tables
-        self.assertEqual(len(tables), 7)
+        self.assertEqual(len(tables), 8)
         for rows in tables:
             for (kind, name), *cells in zip(*rows, strict=True):
-                figures = all(re.fullmatch(r"[-+]?[\d,.]+(%| s| ms| µs)?|—", text) for _, text in cells)
+                figures = all(re.fullmatch(r"[-+]?[\d,.]+(%| s| ms| µs| [kMGT]?B)?|—", text) for _, text in cells)
                 with self.subTest(column=name):
                     self.assertEqual({kind, *(c for c, _ in cells)}, {"figure" if figures else "text"})
         self.assertRegex(page.STYLE, r"\.figure \{[^}]*text-align: right; font-variant-numeric: tabular-nums;")
@@ -198,7 +202,7 @@ class Report(ScalingTest):
         rate = TOKENS / (1.23 / 4 + 0.051)
         gain = rate / (TOKENS / 1.03)
         self.assertEqual([text for _, text in points[3]],
-                         ["4", "359 ms", f"{rate:,.0f}", f"{gain:.2f}", f"{gain / 4:.1%}"])
+                         ["measured", "4", "1", "359 ms", f"{rate:,.0f}", f"{gain:.2f}", f"{gain / 4:.1%}"])
         self.assertEqual([row[:2] for row in runs[1:]],
                          [[("figure", str(n)), ("figure", str(k))] for n in (1, 2, 4) for k in (1, 2, 3)])
         self.assertEqual(dict(zip((text for _, text in runs[0]), (text for _, text in runs[7])))["waiting"], "37.5 ms")
@@ -254,17 +258,57 @@ class Report(ScalingTest):
         i = result.forecast.first_below(0.5)
         self.assertIn(f"Efficiency falls below 50% from {result.forecast.ranks[i]} ranks on", text)
         self.assertIn(f"The largest loss is {result.forecast.losses(i)[0][0]}", text)
-        self.assertIn("Muon's work of a rank shrinks up to 16 ranks", text)
+        self.assertIn("On 16 ranks 8 own no matrix of some shape", text)
         self.assertEqual(result.forecast.ranks[-1], 64)
 
-    def test_traffic_is_that_of_the_runs(self):
-        study = self.study(repeats=1)
-        self.assertEqual(self.analyse(study).workload.gradient_bytes, 2)
-        self.assertEqual(self.analyse(study).workload.tensor_bytes, 4)
-        shutil.rmtree(study.folder)
-        for run in study.runs():
-            write_run(run.folder, times(run.ranks), TOKENS, peak_device_memory_bytes=1)
-        self.assertEqual(self.analyse(study).workload.tensor_bytes, 2)
+    def test_nodes_that_were_emulated_are_said(self):
+        """Measured, emulated and predicted are three words and three colours."""
+        result = self.analyse(self.study(excess=0, repeats=1, words=("comm.ranks_per_node=2",),
+                                         summary={"provenance": {"hosts": {"one": 4}}}))
+        self.assertEqual([result.kind(m) for m in result.points], ["measured", "measured", "emulated"])
+        self.assertIn("nodes emulated on fewer machines", report.heading(result))
+        kinds = [row[0][1] for row in Page(report.traffic_table(result)).tables[0][1:]]
+        self.assertEqual(kinds, ["measured", "measured", "emulated", "predicted", "predicted", "predicted"])
+        self.assertEqual(len(set(figures.KINDS.values())), 3)
+        figure, axes = figures.plt.subplots()
+        figures.draw_model(axes, result)
+        colours = {line.get_label(): line.get_markeredgecolor() for line in axes.get_lines()}
+        figures.plt.close(figure)
+        self.assertEqual({name: colours[name] for name in ("measured", "emulated")},
+                         {name: figures.KINDS[name] for name in ("measured", "emulated")})
+        self.assertEqual(colours["predicted from other points"], figures.KINDS["predicted"])
+
+    def test_nodes_that_the_plan_does_not_know(self):
+        one = {"provenance": {"hosts": {"one": 4}}}
+        self.assert_no_prediction(self.analyse(self.study(excess=0, repeats=1, summary=one,
+                                                          more="[launch]\nranks_per_node = 2")),
+                                  "The ranks of ranks4_repeat1 lay on 1 machine, their plan has 2 nodes: "
+                                  "launch.ranks_per_node should say how many ranks a node has[.]")
+
+    def test_a_network_that_nobody_has_measured(self):
+        more = "[prediction]\nranks_per_node = 2\nlatency = 1e-6\n"
+        self.assert_no_prediction(self.analyse(self.study(excess=0, repeats=1, more=more)),
+                                  "The study has measured single nodes; prediction.latency and prediction.bandwidth ")
+        shutil.rmtree("outputs")
+        result = self.analyse(self.study(excess=0, repeats=1, more=f"{more}bandwidth = 1e9"))
+        self.assertEqual(result.no_forecast, "")
+        self.assertIn("2 to a node; between nodes 1 µs per message and 1 GB/s per rank", report.network(result))
+
+    def test_rank_counts_that_do_not_fit_are_said(self):
+        study = self.study(excess=0, repeats=1)
+        path = study.folder / "plans.json"
+        plans = json.loads(path.read_text())
+        for table in plans["predicted"][:2]:
+            table["refusal"] = "nanorun: a rank needs 2 GiB of memory and has 1 GiB"
+        path.write_text(json.dumps(plans))
+        result = self.analyse(study)
+        self.assertEqual(result.forecast.ranks, [4])
+        text = report.page(result)
+        for ranks in ("1 rank", "2 ranks"):
+            self.assertIn(f"<li>{ranks}: a rank needs 2 GiB of memory and has 1 GiB</li>", text)
+        plans["predicted"][2]["refusal"] = "nanorun: no"
+        path.write_text(json.dumps(plans))
+        self.assert_no_prediction(self.analyse(study), "No rank count of the prediction fits into memory[.]")
 
     def test_slow_gpus_are_named(self):
         study = self.study(repeats=1, leave_out=("ranks1_repeat1", "ranks2_repeat1", "ranks4_repeat1"))
@@ -344,16 +388,28 @@ class Report(ScalingTest):
     def test_too_few_rank_counts_predict_nothing(self):
         result = self.analyse(self.study(ranks=[2], kind="weak", repeats=1))
         self.assertEqual(result.errors, [])
-        self.assert_no_prediction(result, "The study has one rank count; a prediction needs 3[.]")
+        self.assert_no_prediction(result, "The study has 1 rank count to fit the model to; a prediction needs 3[.]")
         shutil.rmtree("outputs")
         self.assert_no_prediction(self.analyse(self.study(ranks=[1, 4], excess=0, repeats=1)),
-                                  "The study has 2 rank counts; a prediction needs 3[.]")
+                                  "The study has 2 rank counts to fit the model to; a prediction needs 3[.]")
 
     def test_a_model_that_misses_predicts_nothing(self):
         result = self.analyse(self.study())
         self.assertGreater(result.largest_error, 0.25)
-        self.assert_no_prediction(result, "The model misses the step on 4 ranks by 35%, when it knows the other rank "
+        self.assert_no_prediction(result, "The model misses the step on 4 ranks by 35%, when it knows other rank "
                                           "counts alone; a prediction needs 25% or less[.]")
+
+    def test_larger_rank_counts_test_the_prediction(self):
+        """The model does not know them, so their errors are those of a prediction."""
+        more = "[prediction]\nfitted_ranks = 4\n"
+        result = self.analyse(self.study(ranks=(1, 2, 4, 8), sequences=8, excess=0, repeats=1, more=more))
+        self.assertEqual(len(result.errors), 4)
+        known = model.fit([analysis.model_point(result.study, m, result.plans[m.ranks]) for m in result.points[:3]])
+        self.assertEqual(result.model, known)
+        self.assertAlmostEqual(result.errors[3], result.fitted_step(result.points[3]) / result.points[3].step - 1)
+        shutil.rmtree("outputs")
+        self.assert_no_prediction(self.analyse(self.study(excess=0, repeats=1, more=more.replace("4", "2"))),
+                                  "The study has 2 rank counts to fit the model to; a prediction needs 3[.]")
 
     def test_a_model_that_fits_predicts(self):
         result = self.analyse(self.study(excess=0))
@@ -373,6 +429,7 @@ class Pictures(ScalingTest):
             seconds = factor * times(run.ranks, 1.0, 0.1 if run.ranks > 4 else 0)
             write_run(run.folder, seconds * (run.ranks if study.kind == "weak" else 1), TOKENS,
                       np.full((STEPS, run.ranks), 0.12) if run.ranks > 1 else None)
+        write_plans(study)
         return analysis.analyse(study, *gather.gather(study))
 
     def boxes(self, texts, renderer):

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import numpy as np
-from support import STEPS, SUMMARY, TOOLS, ToolsTest, small_run, study_text, write
+from support import STEPS, SUMMARY, TOOLS, ToolsTest, small_run, study_text, write, write_plans
 
 import deadline
 import ensemble
 import plot_run
 import trace_file
-from study import analysis, gather, plan
+from study import gather, plan
 from study.study_file import claim_folder, read_study
 
 WRONG_JSON = ["", "{", "[]", "1", "null", '"text"', '{"finished": tru', "\0", "[" * 100000, '{"a": ' * 5000, "nan",
@@ -164,7 +164,7 @@ class Tools(ToolsTest):
         path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
         study = self.write_study()
         self.interrupted("scaling_study.py", study, "--program", self.folder / "nanorun", PATH=path)
-        write(self.folder / "nanorun", "#!/usr/bin/env bash\n")
+        write(self.folder / "nanorun", "#!/usr/bin/env bash\necho '{}'\n")
         write(self.folder / "mpirun", "#!/usr/bin/env bash\ntrap 'touch ended; exit 1' TERM\ntouch busy\n"
                                       "sleep 60 &\nwait\n")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -199,6 +199,7 @@ class Tools(ToolsTest):
         study = self.write_study(steps=STEPS)
         for ranks in (1, 2):
             self.write_run(self.folder / "outputs" / "test" / f"ranks{ranks}_repeat1", 1, ranks)
+        write_plans(read_study(study))
         write(self.folder / "matplotlibrc", "text.usetex: True\nfont.size: many\n")
         (self.folder / "bin").mkdir()  # no latex there
         settings = os.environ | {"MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(self.folder / "matplotlibrc"),
@@ -285,30 +286,35 @@ class Tools(ToolsTest):
         self.assert_refused("scaling_study.py", self.write_study(name="é"), "--launcher", "none", env=ascii_only,
                             names=["outputs/", "not a path in this locale"])
 
-    def check_plan(self, study, path):
-        """A plan that is none is refused by name; where there is none, the program writes it, or is asked for."""
-        good = path.read_text()
-        bucket = json.loads(good)["buckets"][0]
-        for change in ({"rule": "sgd"}, {"rule": 1}, {"units": 0}, {"unit_size": 1.5}, {"matrix": [1]}, {"matrix": 64},
-                       {"lookup": None}, {"travels": "yes"}):
-            write(path, json.dumps({"buckets": [bucket | change]}))
-            self.assert_error(plan.read_buckets, path.parent, path)
-        for contents in (*WRONG_JSON, '{"buckets": {}}', '{"buckets": [1]}', '{"buckets": [{}]}'):
+    def check_plans(self, study, path):
+        """Plans that are none are refused by name; where there are none, or of other settings, the program writes them,
+        or is asked for."""
+        good = json.loads(path.read_text())
+        entry = good["measured"][0]
+        for change in ({"work": {"sgd": 1}}, {"work": 1}, {"work": {"muon": -1}}, {"ranks": 0}, {"nodes": 1.5},
+                       {"nodes_from": 1}, {"memory_bytes": {}}, {"matrices": [1]}, {"sent": {"inside": {}}},
+                       {"refusal": None}):
+            write(path, json.dumps(good | {"measured": [entry | change]}))
+            self.assert_error(plan.read_plans, path.parent, path)
+        for contents in (*WRONG_JSON, '{"measured": {}}', '{"measured": [1]}', '{"measured": []}'):
             write(path, contents)
-            self.assert_error(plan.read_buckets, path.parent, path)
-        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/plan.json"])
-        path.unlink()
-        self.assert_error(plan.read_buckets, path.parent, path, "--program")
-        self.assert_refused("scaling_study.py", study, "--launcher", "none", "--program", "./none",
-                            names=["outputs/test/plan.json: missing", "./none", "--program"])
-        code, _, error = self.end("scaling_study.py", study, "--launcher", "none", "--program", small_run.PROGRAM)
-        self.assertEqual((code, error), (0, ""))
-        self.assertEqual(json.loads(path.read_text())["buckets"], json.loads(good)["buckets"])
+            self.assert_error(plan.read_plans, path.parent, path)
+        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/plans.json"])
+        for contents, why in ((None, "missing"), ("{}", "of other settings")):
+            path.unlink()
+            if contents:
+                write(path, contents)
+            self.assert_refused("scaling_study.py", study, "--launcher", "none", "--program", "./none",
+                                names=[f"outputs/test/plans.json: {why}", "./none", "--program"])
+            code, _, error = self.end("scaling_study.py", study, "--launcher", "none", "--program", small_run.PROGRAM)
+            self.assertEqual((code, error), (0, ""))
+            self.assertEqual(json.loads(path.read_text())["of"], good["of"])
 
     def test_runs_of_a_study(self):
         study = self.write_study(steps=STEPS)
         for ranks in (1, 2):
             self.write_run(self.folder / "outputs" / "test" / f"ranks{ranks}_repeat1", 1, ranks)
+        write_plans(read_study(study))
         run = self.folder / "outputs" / "test" / "ranks1_repeat1"
         trace = (run / "trace.h5").read_bytes()
         self.assertEqual(gather.gather(read_study(study))[1], [])
@@ -325,18 +331,7 @@ class Tools(ToolsTest):
         self.assertRegex(output, r"missing: ranks1_repeat1 unreadable: \S+/trace\.h5: .*; "
                                  r"remove \S+/ranks1_repeat1 to measure it again")
         write(run / "trace.h5", trace)
-        good, first = (run / "deck.toml").read_text(), read_study(study).runs()[0]
-        wrong = [*WRONG_TOML, "", "model = 1", "[model]", good.replace('"bf16"', '"fp7"'), good.replace('"bf16"', "16")]
-        wrong += [good.replace(line, f"{line.split()[0]} = {other}") for line in ("length = 512", "adam_period = 1")
-                  for other in ('{}', "-1", "1979-05-27")]
-        for text in wrong:
-            with self.subTest(deck=text[:300]):
-                self.assertNotEqual(text, good)
-                write(run / "deck.toml", text)
-                self.assert_error(analysis.workload_of, first, "ranks1_repeat1/deck.toml: ")
-        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["ranks1_repeat1/deck.toml: "])
-        write(run / "deck.toml", good)
-        self.check_plan(study, run.parent / "plan.json")
+        self.check_plans(study, run.parent / "plans.json")
         for name in ("report.png", "runs.csv"):
             (run.parent / name).unlink(missing_ok=True)
             (run.parent / name).mkdir()

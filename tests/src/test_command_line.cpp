@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <regex>
 
 #include "src/config/config.hpp"
@@ -37,6 +38,32 @@ TEST(CommandLine, DryRunForOtherRanks) {
             "--ranks requires --dry-run; see nanorun train --help");
   for (const char* ranks : {"0", "-1", "2147483648", "two", ""}) {
     EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", ranks}).find("--ranks"), std::string::npos);
+  }
+}
+
+TEST(CommandLine, DryRunForOtherMachines) {
+  const auto parse = [](const char* option, const char* value) {
+    return parse_command_line({"train", "d.toml", "--dry-run", option, value});
+  };
+  EXPECT_EQ(parse("--ranks-per-node", "8").ranks_per_node, 8);
+  EXPECT_EQ(parse("--ranks", "8").ranks_per_node, std::nullopt);
+  EXPECT_EQ(parse("--ranks", "8").memory, std::nullopt);
+  for (const auto& [text, bytes] : std::map<const char*, double>{{"80GiB", 80. * (1 << 30)},
+                                                                 {"94.5 GB", 94.5e9},
+                                                                 {"1.5TB", 1.5e12},
+                                                                 {"512MiB", 512. * (1 << 20)},
+                                                                 {"4096", 4096},
+                                                                 {"2 kB", 2000}}) {
+    EXPECT_EQ(parse("--memory", text).memory, bytes) << text;
+  }
+  for (const char* text : {"", "0", "-1", "GiB", "80G", "80  GiB", "80gib", "nan", "1e30", "8GiB8"}) {
+    EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--memory", text}).find("a number of bytes, such as"),
+              std::string::npos)
+        << text;
+  }
+  for (const char* option : {"--ranks-per-node", "--memory"}) {
+    EXPECT_EQ(usage_error_of({"train", "d.toml", option, "8"}),
+              std::string(option) + " requires --dry-run; see nanorun train --help");
   }
 }
 
@@ -184,7 +211,7 @@ TEST(CommandLine, NumbersThatDoNotFitAreRefused) {
               "--tokens-per-shard: \"" + std::string(number) +
                   "\": must be a whole number from 1 to 1152921504606846976; see nanorun shard --help");
   }
-  EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", "4294967297"}).find("from 1 to 2147483647"),
+  EXPECT_NE(usage_error_of({"train", "d.toml", "--dry-run", "--ranks", "4294967297"}).find("from 1 to 1048576"),
             std::string::npos);
 }
 

@@ -14,6 +14,7 @@
 #include "src/config/schedule.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
+#include "src/run/plan_text.hpp"
 #include "src/run/training_plan.hpp"
 #include "tests/support/deck_errors.hpp"
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import tool
-
 from . import gather, model, plan
 
 # What a prediction needs: so many rank counts, and a model that misses none of them by more when it is left out.
@@ -16,11 +14,12 @@ class Analysis:
     measurements: list  # one for each finished run
     missing: list  # (run, why)
     points: list  # one measurement a rank count
-    workload: model.Workload
+    plans: dict  # plan.Plan by measured rank count
     model: model.Model  # fitted, with the measured network
-    errors: list  # leave-one-out, one a point; empty with a single point
+    errors: list  # model.errors_of(), one a point or none
     forecast: model.Forecast  # None where `no_forecast` says why there is none
     no_forecast: str = ""
+    refused: tuple = ()  # plans that the program refuses
 
     @property
     def largest_error(self):
@@ -41,9 +40,15 @@ class Analysis:
     def oversubscribed(self, ranks):
         return sharing(self.study, ranks) > 1
 
+    def kind(self, m):
+        """What the step of a run is: "emulated" where the ranks of one machine counted as several nodes, else
+        "measured"."""
+        planned = self.plans[m.ranks]
+        return "emulated" if planned.emulated and m.hosts < planned.nodes else "measured"
+
     def fitted_step(self, m):
         """Step time that the model gives to a measured run."""
-        return self.model.step(m.ranks, m.run.sequences / m.ranks, sharing(self.study, m.ranks))
+        return self.model.step(self.plans[m.ranks], m.run.sequences / m.ranks, sharing(self.study, m.ranks))
 
 
 def sharing(study, ranks):
@@ -51,48 +56,56 @@ def sharing(study, ranks):
     return max(1.0, ranks / study.launch.cores) if study.launch.cores else 1.0
 
 
-def model_point(study, m):
+def model_point(study, m, planned):
     """The measurement `m` as a point to which the model is fitted."""
-    return model.Point(m.ranks, m.run.sequences / m.ranks, m.step, m.path, sharing(study, m.ranks), m.overlap)
+    return model.Point(planned, m.run.sequences / m.ranks, m.step, m.path, sharing(study, m.ranks), m.overlap)
 
 
-def workload_of(run):
-    """The Workload of a finished run, from its deck, its summary and the study's plan. Throws ToolError."""
-    path = run.folder / "deck.toml"
-    deck = tool.read_toml(path)
-    gradients = tool.field(tool.field(deck, "comm", dict, path), "gradients", str, path)
-    if gradients not in model.GRADIENT_BYTES:
-        raise tool.ToolError(f"{path}: gradients should be one of {', '.join(model.GRADIENT_BYTES)}, not {gradients}")
-    stages = tool.field(deck, "stage", list, path) if "stage" in deck else [tool.field(deck, "train", dict, path)]
-    length = max(tool.field(stage, "length", int, path, least=1) for stage in stages)
-    period = tool.field(tool.field(deck, "optimizer", dict, path), "adam_period", int, path, least=1)
-    on_gpus = "peak_device_memory_bytes" in tool.read_json(run.folder / "summary.json")
-    return model.Workload(plan.read_buckets(run.folder.parent), gradients, on_gpus, length, period)
+def counted(number, what):
+    """"1 rank", "2 ranks"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def why_not(points, errors):
+def other_nodes(measurements, plans):
+    """What is wrong with the nodes of the plans where the runs lay on other ones; empty where they agree."""
+    for m in measurements:
+        planned = plans[m.ranks]
+        if m.hosts and not planned.emulated and m.hosts != planned.nodes:
+            return (f"The ranks of {m.run.name} lay on {counted(m.hosts, 'machine')}, their plan has "
+                    f"{counted(planned.nodes, 'node')}: launch.ranks_per_node should say how many ranks a node has.")
+    return ""
+
+
+def why_not(study, fitted, points, errors, predicted):
     """Why a model fitted to these points is not good enough to predict other machines; empty where it is. `errors`: of
-    leave_one_out()."""
-    if len(points) < LEAST_POINTS:
-        counts = "one rank count" if len(points) == 1 else f"{len(points)} rank counts"
-        return f"The study has {counts}; a prediction needs {LEAST_POINTS}."
+    errors_of(); `predicted`: plans that fit into memory."""
+    fitted_points = [p for p in points if study.fits(p.ranks)]
+    if len(fitted_points) < LEAST_POINTS:
+        return (f"The study has {counted(len(fitted_points), 'rank count')} to fit the model to; a prediction needs "
+                f"{LEAST_POINTS}.")
     worst = max(range(len(points)), key=lambda i: abs(errors[i]))
-    if abs(errors[worst]) <= LARGEST_ERROR:
-        return ""
-    ranks = points[worst].ranks
-    return (f"The model misses the step on {ranks:,} rank{'s' if ranks > 1 else ''} by {abs(errors[worst]):.0%}, when "
-            f"it knows the other rank counts alone; a prediction needs {LARGEST_ERROR:.0%} or less.")
+    if abs(errors[worst]) > LARGEST_ERROR:
+        return (f"The model misses the step on {counted(points[worst].ranks, 'rank')} by {abs(errors[worst]):.0%}, "
+                f"when it knows other rank counts alone; a prediction needs {LARGEST_ERROR:.0%} or less.")
+    network = study.prediction.latency and study.prediction.bandwidth
+    if any(p.nodes > 1 for p in predicted) and not (fitted.between or network):
+        return ("The study has measured single nodes; prediction.latency and prediction.bandwidth have to say what the "
+                "network between nodes does.")
+    return "" if predicted else "No rank count of the prediction fits into memory."
 
 
 def analyse(study, measurements, missing):
     """The Analysis of a study. `measurements` (at least one) and `missing` are what gather.gather() returns."""
-    workload = workload_of(measurements[0].run)
     medians = gather.representatives(measurements)
-    points = [model_point(study, m) for m in medians]
-    fitted = model.fit(points, workload)
-    errors = model.leave_one_out(points, workload)
-    reason, forecast, prediction = why_not(points, errors), None, study.prediction
+    plans, predicted = plan.read_plans(study.folder)
+    points = [model_point(study, m, plans[m.ranks]) for m in medians]
+    fitted = model.fit([p for p in points if study.fits(p.ranks)] or points)
+    errors = model.errors_of(points, study.prediction.fitted_ranks)
+    possible = [p for p in predicted if not p.refusal]
+    reason = other_nodes(medians, plans) or why_not(study, fitted, points, errors, possible)
+    forecast, prediction = None, study.prediction
     if not reason:
-        forecast = model.Forecast(model.on_network(fitted, prediction.latency, prediction.bandwidth), study.kind,
-                                  prediction.sequences or study.sequences, prediction.max_ranks)
-    return Analysis(study, measurements, missing, medians, workload, fitted, errors, forecast, reason)
+        forecast = model.Forecast(fitted.on_network(prediction.latency, prediction.bandwidth), study.kind,
+                                  prediction.sequences or study.sequences, possible)
+    return Analysis(study, measurements, missing, medians, plans, fitted, errors, forecast, reason,
+                    tuple(p for p in predicted if p.refusal))

@@ -15,6 +15,8 @@ from . import gather
 from .model import PARTS
 
 COMPUTE, COMMUNICATION, BETWEEN, WAITING, IDEAL = "#2b6ca3", "#e6821e", "#a8326e", "#f7c88f", "#8a949e"
+# What a step is: run on as many nodes as it counts, run where ranks of one machine count as several nodes, or computed.
+KINDS = {"measured": COMPUTE, "emulated": "#2e8b57", "predicted": "#8e44ad"}
 STYLE = {
     "text.usetex": False,
     "font.size": 10, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "axes.titleweight": "bold",
@@ -78,17 +80,25 @@ def points_axis(axes, analysis):
     return with_room
 
 
+def draw_runs(axes, analysis, value):
+    """A point for each rank count, hollow where ranks share cores."""
+    for m in analysis.points:
+        kind = analysis.kind(m)
+        face = "white" if analysis.oversubscribed(m.ranks) else KINDS[kind]
+        named = kind in axes.get_legend_handles_labels()[1]
+        axes.plot(m.ranks, value(m), "o", markersize=7, markerfacecolor=face, markeredgecolor=KINDS[kind],
+                  markeredgewidth=1.6, zorder=4, label=None if named else kind)
+
+
 def draw_points(axes, analysis, value, ideal):
-    """Median runs joined by a line, whiskers over the repeats, hollow where ranks share cores."""
+    """Median runs joined by a line, whiskers over the repeats."""
     ranks = [m.ranks for m in analysis.points]
     middle = [value(m) for m in analysis.points]
     every = [[value(m) for m in analysis.repeats(n)] for n in ranks]
     axes.plot(ranks, [ideal(n) for n in ranks], "--", color=IDEAL, linewidth=1.2, label="perfect scaling")
     whiskers = [[v - min(e) for v, e in zip(middle, every)], [max(e) - v for v, e in zip(middle, every)]]
     axes.errorbar(ranks, middle, yerr=whiskers, color=COMPUTE, linewidth=1.8, elinewidth=1, capsize=3, zorder=3)
-    for n, v in zip(ranks, middle):
-        face = "white" if analysis.oversubscribed(n) else COMPUTE
-        axes.plot(n, v, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE, markeredgewidth=1.6, zorder=4)
+    draw_runs(axes, analysis, value)
     ranks_axis(axes, ranks)
     if len(ranks) > 1:
         axes.set_xlim(ranks[0] / 1.12, ranks[-1] * 1.12)
@@ -202,19 +212,16 @@ def draw_model(axes, analysis):
     ranks = [m.ranks for m in analysis.points]
     axes.plot(ranks, [1e3 * analysis.fitted_step(m) for m in analysis.points], "-", color=IDEAL, linewidth=1.6,
               label="model")
-    for i, m in enumerate(analysis.points):
-        face = "white" if analysis.oversubscribed(m.ranks) else COMPUTE
-        axes.plot(m.ranks, 1e3 * m.step, "o", markersize=7, markerfacecolor=face, markeredgecolor=COMPUTE,
-                  markeredgewidth=1.6, label="measured" if i == 0 else None)
+    draw_runs(axes, analysis, lambda m: 1e3 * m.step)
     # With many points only the largest error is written beside its point: a table has them all.
     named = {abs(error) for error in analysis.errors if len(ranks) <= 5 or abs(error) == analysis.largest_error}
     for i, (m, error) in enumerate(zip(analysis.points, analysis.errors)):
         y = 1e3 * m.step * (1 + error)
-        axes.plot(m.ranks, y, "x", markersize=8, color=ACCENT, markeredgewidth=2,
-                  label="predicted from the other points" if i == 0 else None)
+        axes.plot(m.ranks, y, "x", markersize=8, color=KINDS["predicted"], markeredgewidth=2,
+                  label="predicted from other points" if i == 0 else None)
         if abs(error) in named:
             axes.annotate(f"{error:+.0%}", (m.ranks, y), xytext=(11, 0), textcoords="offset points", ha="left",
-                          va="center", fontsize=8.5, color=ACCENT,
+                          va="center", fontsize=8.5, color=KINDS["predicted"],
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     ranks_axis(axes, ranks)
     if len(ranks) > 1:
@@ -255,10 +262,11 @@ def draw_forecast(axes, analysis):
     efficiency = forecast.efficiency
     axes.axhline(1, linestyle="--", color=IDEAL, linewidth=1.2)
     axes.axhline(0.5, linestyle=":", color=IDEAL, linewidth=1.2)
-    axes.plot(forecast.ranks, efficiency, "-", color=COMPUTE, linewidth=2, label="predicted")
+    axes.plot(forecast.ranks, efficiency, ".-", color=KINDS["predicted"], linewidth=2, label="predicted")
     error = analysis.largest_error
-    axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / (1 - error), color=COMPUTE, alpha=0.13,
-                      linewidth=0, label=f"a step ±{error:.0%}, as the worst measured point")
+    axes.fill_between(forecast.ranks, efficiency / (1 + error), efficiency / (1 - error),
+                      color=KINDS["predicted"], alpha=0.13, linewidth=0,
+                      label=f"a step ±{error:.0%}, as the worst run")
     i = forecast.first_below(0.5)
     if i is not None:
         n = forecast.ranks[i]

@@ -38,6 +38,7 @@ class Measurement:
     overlap: float  # share of the communication that ran beside computing; nan without any
     between: float  # share of the communication that went between nodes; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
+    hosts: int  # machines of the ranks; 0 in runs of earlier programs
     gpus: list  # by rank, a dictionary of each; empty on CPUs
     gpu_looks: int  # steps in which the run looked at them
 
@@ -109,6 +110,13 @@ def measure_between(trace, rows):
     return float(trace["communication_between"][rows].sum() / total) if total > 0 else float("nan")
 
 
+def count_hosts(path):
+    """Number of machines that a summary.json names; 0 in earlier programs."""
+    facts = tool.read_json(path).get("provenance")
+    hosts = facts.get("hosts") if isinstance(facts, dict) else None
+    return len(hosts) if isinstance(hosts, dict) else 0
+
+
 def read_provenance(path):
     """The provenance of a summary.json, each value as text; of hosts and devices only the names. Empty in earlier
     programs."""
@@ -160,6 +168,7 @@ def measure(run, warmup, steps):
         slowest_share=float((work.argmax(axis=1) == slowest).mean()),
         overlap=measure_overlap(trace, warmup + middle), between=measure_between(trace, warmup + middle),
         provenance=read_provenance(run.folder / "summary.json"),
+        hosts=count_hosts(run.folder / "summary.json"),
         gpus=gpus, gpu_looks=gpu_looks)
 
 

@@ -1,96 +1,23 @@
 """A model of the step time, fitted to measured critical paths, and what it predicts for larger machines.
 
-    step = [ c s + c0 + m M(P) + a E / P ] + (1 - overlap) [ reduce-scatter + all-gather ] + all-reduce
+    step = [ c s + c0 + m M + a E ] + (1 - overlap) [ inside + between ] + l ceil(log2 P)
 
-s sequences of a rank; M(P) floating-point operations of Muon on the rank that owns most matrices; E elements that
-Adam updates. Each collective takes latency * messages + bytes / bandwidth, counted as src/comm/tensor_comm.hpp exchanges
-them: of lookup tables the rows that a rank's tokens may read, of Adam's weights one of adam_period steps. All
-coefficients are non-negative; each part is fitted to its own measured time by least squares of relative errors. Where
+s sequences of a rank; M floating-point operations of Muon and E elements of Adam on the busiest rank; `inside` and
+`between` what gradients and weights take inside nodes and between them, each latency * messages + bytes / bandwidth; the
+last term is an all-reduce among P ranks. M, E, messages and bytes are those that the program plans (study/plan.py). All
+coefficients are non-negative and fitted by least squares of relative errors, each part to its own measured time. Where
 ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2, "e5m2": 1}  # by comm.gradients
-SCALAR_BYTES = 4  # bytes of a learned scalar, on CPUs and on GPUs
-NEWTON_SCHULZ_STEPS = 5
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
-PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "reduce-scatter", "all-gather", "all-reduce")
-
-
-def newton_schulz_flops(bucket):
-    """Floating-point operations of the iteration for one matrix: X Xᵀ, A A and B X in each step."""
-    short, long = sorted((bucket.rows, bucket.cols))
-    return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
-
-
-def shares(table):
-    """The buckets as ranks share them: buckets with matrices of one shape, or its transpose, are joined to one."""
-    alike, others = {}, []
-    for bucket in table:
-        if bucket.rows:
-            alike.setdefault(tuple(sorted((bucket.rows, bucket.cols))), []).append(bucket)
-        else:
-            others.append(bucket)
-    return [replace(group[0], units=sum(b.units for b in group)) for group in alike.values()] + others
-
-
-class Workload:
-    """What a step demands of a rank, for any number of ranks. `buckets`: study.plan.Bucket of the model; `gradients`:
-    comm.gradients of the deck; `length`: tokens of a sequence, None where unknown; `period`: optimizer.adam_period."""
-
-    def __init__(self, buckets, gradients, on_gpus, length=None, period=1):
-        self.buckets = buckets
-        self.shares = shares(self.buckets)
-        self.length, self.period = length, period
-        self.matrices = [b for b in self.shares if b.rows]
-        self.gradient_bytes = GRADIENT_BYTES[gradients]
-        self.tensor_bytes = 2 if on_gpus else 4
-        # What a reduce-scatter receives at a time, and from how many ranks (src/comm/transport.cpp, _devices.cpp, _mpi.cpp).
-        self.incoming_bytes, self.peers_at_once = (64 << 20, 8) if on_gpus else (1 << 20, 1)
-
-    def muon_flops(self, ranks):
-        """Floating-point operations of Muon on the rank with most matrices."""
-        return sum(-(-b.units // ranks) * newton_schulz_flops(b) for b in self.matrices)
-
-    def adam_elements(self, ranks):
-        """Elements that Adam updates on the rank with most of them; mean over the steps of a period."""
-        return sum(b.largest(ranks) for b in self.buckets if not (b.rows or b.fixed)) / self.period
-
-    def sent(self, table, sequences):
-        """The buckets of `table` with as many rows as a rank's sequences may have gradients for. With sequences None:
-        all rows."""
-        most = sequences * self.length if sequences and self.length else math.inf
-        return [replace(b, units=int(min(b.units, most))) if b.lookup else b for b in table if not b.fixed]
-
-    def reduce_scatter(self, ranks, sequences=None):
-        """(messages, bytes) that a rank receives: its part of each bucket from every other rank, in pieces."""
-        piece = self.incoming_bytes // max(1, min(ranks - 1, self.peers_at_once))
-        pieces = sum(-(-self.gradient_bytes * b.largest(ranks) // piece) for b in self.sent(self.buckets, sequences))
-        parts = [self.gradient_bytes * b.largest(ranks) for b in self.sent(self.shares, sequences)]
-        return (ranks - 1) * pieces, (ranks - 1) * sum(parts)
-
-    def all_gather(self, ranks):
-        """(messages, bytes) that a rank sends: its part of each bucket to every other rank. Means over the steps, since
-        the weights of Adam travel only in steps in which it updates."""
-        def mean(table, what):
-            return sum(what(b) / (1 if b.rows else self.period) for b in table if not b.fixed)
-
-        size = mean(self.shares, lambda b: (self.tensor_bytes if b.unit_size > 1 else SCALAR_BYTES) * b.largest(ranks))
-        return (ranks - 1) * mean(self.buckets, lambda b: 1), (ranks - 1) * size
-
-    def all_reduce(self, ranks):
-        """Messages of an all-reduce by recursive doubling."""
-        return (ranks - 1).bit_length()
-
-    def last_muon_split(self):
-        """Rank count from which on Muon's work no longer shrinks: each rank has at most one matrix of a shape."""
-        return max(b.units for b in self.matrices)
+PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "inside nodes", "between nodes", "all-reduce")
+TRANSFERS = ("inside nodes", "between nodes")
 
 
 def non_negative_least_squares(columns, target):
@@ -122,124 +49,142 @@ def relative_fit(rows, times):
 
 @dataclass(frozen=True)
 class Link:
-    """The network as one collective sees it: seconds per message, seconds per byte."""
+    """What carries tensors: seconds per message, seconds per byte."""
 
     latency: float
     seconds_per_byte: float
 
-    def time(self, messages, size):
-        return self.latency * messages + self.seconds_per_byte * size
+    def time(self, traffic):
+        return self.latency * traffic.messages + self.seconds_per_byte * traffic.bytes
 
 
 @dataclass(frozen=True)
 class Model:
     """The fitted coefficients of the formula at the head of this file."""
 
-    workload: Workload
     per_sequence: float  # seconds of a sequence
     constant: float  # seconds of a step
     muon: float  # seconds of a floating-point operation
     adam: float  # seconds of an element
-    reduce_scatter: Link
-    all_gather: Link
-    all_reduce: Link
-    overlap: float  # share of reduce-scatter and all-gather that runs beside computing; 0 unless traces show some
+    inside: Link
+    between: Link  # None: no point has several nodes
+    all_reduce: float  # seconds of a round
+    overlap: float  # share of the transfers that runs beside computing; 0 unless traces show some
 
-    def parts(self, ranks, sequences, sharing=1.0):
-        """Seconds of each part of a step in which a rank has `sequences`, `sharing` ranks to a core."""
-        load = self.workload
+    def parts(self, plan, sequences, sharing=1.0):
+        """Seconds of each part of a step of this plan (study.plan.Plan) in which a rank has `sequences`, `sharing`
+        ranks to a core. While nothing is known of what connects nodes, it counts as what connects ranks in them."""
         exposed = 1 - self.overlap
-        seconds = (self.per_sequence * sequences, self.constant, self.muon * load.muon_flops(ranks),
-                   self.adam * load.adam_elements(ranks),
-                   exposed * self.reduce_scatter.time(*load.reduce_scatter(ranks, sequences)),
-                   exposed * self.all_gather.time(*load.all_gather(ranks)),
-                   self.all_reduce.time(load.all_reduce(ranks), 0))
+        seconds = (self.per_sequence * sequences, self.constant, self.muon * plan.muon, self.adam * plan.adam,
+                   exposed * self.inside.time(plan.inside), exposed * (self.between or self.inside).time(plan.between),
+                   self.all_reduce * rounds(plan.ranks))
         return {name: sharing * value for name, value in zip(PARTS, seconds)}
 
-    def step(self, ranks, sequences, sharing=1.0):
+    def step(self, plan, sequences, sharing=1.0):
         """Seconds of a step, the sum of parts()."""
-        return sum(self.parts(ranks, sequences, sharing).values())
+        return sum(self.parts(plan, sequences, sharing).values())
+
+    def on_network(self, latency, bandwidth):
+        """The model with another network between nodes: seconds per message, bytes per second. A 0 keeps the fitted
+        value; None stays where it is all that is known."""
+        if not (self.between or (latency and bandwidth)):
+            return self
+        fitted = self.between or Link(0.0, 0.0)
+        return replace(self, between=Link(latency or fitted.latency,
+                                          1 / bandwidth if bandwidth else fitted.seconds_per_byte))
+
+
+def rounds(ranks):
+    """Messages of an all-reduce by recursive doubling, one after the other."""
+    return (ranks - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured rank count: its critical path (gather.Measurement.path) and the step time, seconds."""
+    """A measured rank count: its plan, its critical path (gather.Measurement.path) and the step time, seconds."""
 
-    ranks: int
+    plan: object
     sequences: float  # sequences of a rank in a step
     step: float
     path: dict
     sharing: float = 1.0
     overlap: float = 0.0
 
+    @property
+    def ranks(self):
+        return self.plan.ranks
+
+    @property
+    def exposed(self):
+        """Seconds of the transfers for which computing waits."""
+        return self.path["reduce_gradients"] + self.path["gather_weights"]
+
 
 def fit_overlap(points):
     """Share h of the communication that is hidden: least squares of hidden = h * all. 0 unless the traces show it."""
     hidden, total = [], []
     for p in points:
-        exposed = p.path["reduce_gradients"] + p.path["gather_weights"]
         if p.ranks > 1 and p.overlap == p.overlap and p.overlap < 1:
-            total.append(exposed / (1 - p.overlap))
-            hidden.append(total[-1] - exposed)
+            total.append(p.exposed / (1 - p.overlap))
+            hidden.append(total[-1] - p.exposed)
     total, hidden = np.array(total), np.array(hidden)
     share = float(hidden @ total / (total @ total)) if total.any() else 0.0
     return share if share > NO_OVERLAP else 0.0
 
 
-def fit_link(points, phase, exposed, traffic):
-    """The Link that fits the times of a phase best. From a single rank count the bandwidth alone is fitted, and the
-    latency is 0. `exposed`: share of the communication that computing waits for; `traffic`: point -> (messages,
-    bytes)."""
+def fit_links(points, overlap):
+    """The links inside nodes and between them that fit the transfers of the points best. Where few points tell latency
+    and bandwidth apart, some are 0. The second is None where no point has several nodes."""
     joined = [p for p in points if p.ranks > 1]
-    rows = [[traffic(p)[1], traffic(p)[0]] for p in joined]
-    times = [p.path[phase] / p.sharing / exposed for p in joined]
-    per_byte, latency = relative_fit(rows, times) if joined else (0.0, 0.0)
-    return Link(float(latency), float(per_byte))
+    rows = [[size for level in (p.plan.inside, p.plan.between) for size in (level.bytes, level.messages)]
+            for p in joined]
+    times = [p.exposed / p.sharing / (1 - overlap) for p in joined]
+    x = list(map(float, relative_fit(rows, times))) if joined else [0.0] * 4
+    return Link(x[1], x[0]), Link(x[3], x[2]) if any(p.plan.nodes > 1 for p in points) else None
 
 
-def fit(points, workload):
+def fit(points):
     """The model that fits the points best, part by part."""
     def coefficients(name, row):
         return map(float, relative_fit([row(p) for p in points], [p.path[name] / p.sharing for p in points]))
 
     overlap = fit_overlap(points)
     per_sequence, constant = coefficients("computing", lambda p: [p.sequences, 1])
-    muon, = coefficients("muon", lambda p: [workload.muon_flops(p.ranks)])
-    adam, = coefficients("adam", lambda p: [workload.adam_elements(p.ranks)])
-    return Model(workload, per_sequence, constant, muon, adam,
-                 fit_link(points, "reduce_gradients", 1 - overlap, lambda p: workload.reduce_scatter(p.ranks, p.sequences)),
-                 fit_link(points, "gather_weights", 1 - overlap, lambda p: workload.all_gather(p.ranks)),
-                 fit_link(points, "sync", 1.0, lambda p: (workload.all_reduce(p.ranks), 0)), overlap)
+    muon, = coefficients("muon", lambda p: [p.plan.muon])
+    adam, = coefficients("adam", lambda p: [p.plan.adam])
+    all_reduce, = coefficients("sync", lambda p: [rounds(p.ranks)])
+    return Model(per_sequence, constant, muon, adam, *fit_links(points, overlap), all_reduce, overlap)
 
 
-def leave_one_out(points, workload):
+def leave_one_out(points):
     """For each point the relative error of the step time that the other points predict; empty below two points."""
     if len(points) < 2:
         return []
     errors = []
     for i, p in enumerate(points):
-        model = fit(points[:i] + points[i + 1:], workload)
-        errors.append(model.step(p.ranks, p.sequences, p.sharing) / p.step - 1)
+        model = fit(points[:i] + points[i + 1:])
+        errors.append(model.step(p.plan, p.sequences, p.sharing) / p.step - 1)
     return errors
 
 
-def on_network(model, latency, bandwidth):
-    """The model with the network of another machine: seconds per message, bytes per second. A 0 keeps the fitted
-    value."""
-    def link(fitted):
-        return Link(latency or fitted.latency, 1 / bandwidth if bandwidth else fitted.seconds_per_byte)
-
-    return Model(model.workload, model.per_sequence, model.constant, model.muon, model.adam,
-                 link(model.reduce_scatter), link(model.all_gather), link(model.all_reduce), model.overlap)
+def errors_of(points, fitted_ranks=0):
+    """For each point, by ascending rank count, the relative error of the step time that others predict: up to
+    `fitted_ranks` (0: all) the others of these, beyond it all of these. Empty where fewer than two are fitted."""
+    fitted = [p for p in points if not fitted_ranks or p.ranks <= fitted_ranks]
+    if len(fitted) < 2:
+        return []
+    model = fit(fitted)
+    return leave_one_out(fitted) + [model.step(p.plan, p.sequences, p.sharing) / p.step - 1
+                                    for p in points[len(fitted):]]
 
 
 class Forecast:
-    """Step times of a model on all rank counts that a study of its kind can have, up to max_ranks."""
+    """Step times of a model for plans, by ascending rank count; `sequences` as Study.sequences."""
 
-    def __init__(self, model, kind, sequences, max_ranks):
-        self.model, self.kind, self.sequences = model, kind, sequences
-        self.ranks = [n for n in range(1, max_ranks + 1) if kind == "weak" or sequences % n == 0]
-        self.parts = [model.parts(n, self.local_sequences(n)) for n in self.ranks]
+    def __init__(self, model, kind, sequences, plans):
+        self.model, self.kind, self.sequences, self.plans = model, kind, sequences, plans
+        self.ranks = [plan.ranks for plan in plans]
+        self.parts = [model.parts(plan, self.local_sequences(plan.ranks)) for plan in plans]
         self.steps = np.array([sum(parts.values()) for parts in self.parts])
 
     def local_sequences(self, ranks):
@@ -247,8 +192,8 @@ class Forecast:
         return self.sequences / ranks if self.kind == "strong" else self.sequences
 
     def ideal(self, ranks):
-        """The factor by which perfect scaling multiplies the times of one rank."""
-        return 1 / ranks if self.kind == "strong" else 1.0
+        """The factor by which perfect scaling multiplies the times of the fewest ranks."""
+        return self.ranks[0] / ranks if self.kind == "strong" else 1.0
 
     @property
     def efficiency(self):
@@ -266,11 +211,15 @@ class Forecast:
         lost = {name: seconds - ideal * self.parts[0][name] for name, seconds in self.parts[i].items()}
         return sorted(lost.items(), key=lambda item: -item[1])
 
+    def first_idle(self):
+        """The first plan in which some ranks own no matrix of some shape, or None."""
+        return next((plan for plan in self.plans if plan.idle), None)
+
     def traffic_exceeds_computing(self):
         """The first rank count at which the transfers of gradients and weights take longer than all computing, or
         None."""
         for n, parts in zip(self.ranks, self.parts):
-            traffic = parts["reduce-scatter"] + parts["all-gather"]
+            traffic = sum(parts[name] for name in TRANSFERS)
             if traffic > parts["forward, backward"] + parts["fixed work"] + parts["Muon"] + parts["Adam"]:
                 return n
         return None

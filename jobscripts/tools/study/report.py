@@ -9,7 +9,7 @@ from page import document, paragraph, picture, section, side_by_side, table, til
 from runs import BUILD
 
 from . import figures, gather
-from .analysis import sharing
+from .analysis import counted, sharing
 
 
 def seconds(value):
@@ -18,10 +18,6 @@ def seconds(value):
     for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
         if value * factor >= 1 or unit == "µs":
             return f"{value * factor:.3g} {unit}"
-
-
-def ranks_text(n):
-    return "1 rank" if n == 1 else f"{n:,} ranks"
 
 
 def with_prefix(value, unit):
@@ -44,6 +40,8 @@ def heading(analysis):
     study = analysis.study
     title = f"{study.name}: {study.kind} scaling, {size_text(study.kind, study.sequences)}"
     parts = [title, study.machine, date_of(analysis)]
+    if any(analysis.kind(m) == "emulated" for m in analysis.points):
+        parts.append("nodes emulated on fewer machines")
     if any(analysis.oversubscribed(m.ranks) for m in analysis.points):
         parts.append(f"* more ranks than the {study.launch.cores} cores")
     return "  ·  ".join(part for part in parts if part)
@@ -58,10 +56,10 @@ def tiles_of(analysis):
     last = analysis.points[-1]
     gain = gather.speed_up(last, analysis.base)
     worst = analysis.largest_error
-    content = [(f"{best.rate:,.0f}", f"tokens per second on {ranks_text(best.ranks)}"),
-               (f"{gain:.2f}", f"speed-up on {ranks_text(last.ranks)}"),
-               (f"{gain / last.ranks:.0%}", f"efficiency on {ranks_text(last.ranks)}"),
-               ("—" if worst is None else f"{worst:.0%}", "largest error of the model, leave-one-out")]
+    content = [(f"{best.rate:,.0f}", f"tokens per second on {counted(best.ranks, 'rank')}"),
+               (f"{gain:.2f}", f"speed-up on {counted(last.ranks, 'rank')}"),
+               (f"{gain / last.ranks:.0%}", f"efficiency on {counted(last.ranks, 'rank')}"),
+               ("—" if worst is None else f"{worst:.0%}", "largest error of the model, on steps that it does not know")]
     return tiles(content)
 
 
@@ -81,11 +79,12 @@ def share(value):
 
 
 def points_table(analysis):
-    rows = [["ranks", "step", "tokens/s", "speed-up", "efficiency"]]
+    rows = [["steps", "ranks", "nodes", "step", "tokens/s", "speed-up", "efficiency"]]
     for m in analysis.points:
         gain = gather.speed_up(m, analysis.base)
-        rows.append([f"{m.ranks:,}", seconds(m.step), f"{m.rate:,.0f}", f"{gain:.2f}", f"{gain / m.ranks:.1%}"])
-    return table(rows)
+        rows.append([analysis.kind(m), f"{m.ranks:,}", f"{analysis.plans[m.ranks].nodes:,}", seconds(m.step),
+                     f"{m.rate:,.0f}", f"{gain:.2f}", f"{gain / m.ranks:.1%}"])
+    return table(rows, text=1)
 
 
 def runs_table(analysis):
@@ -139,74 +138,101 @@ def gpus_table(analysis):
                      "(run.gpu_every), and what held the clocks down.") + table(rows, "text")
 
 
+def link_text(link):
+    bandwidth = with_prefix(1 / link.seconds_per_byte, "B/s") if link.seconds_per_byte else "not resolved"
+    return f"latency {seconds(link.latency) if link.latency else 'not resolved'}, bandwidth {bandwidth}"
+
+
 def coefficients(analysis):
     fitted = analysis.model
     rows = [["part", "fitted to the measured time"],
             ["computing", f"{seconds(fitted.per_sequence)} per sequence + {seconds(fitted.constant)} per step"],
             ["Muon", with_prefix(1 / fitted.muon, "FLOP/s") if fitted.muon else "no time"],
             ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"]]
-    for name, link in (("reduce-scatter", fitted.reduce_scatter), ("all-gather", fitted.all_gather),
-                       ("all-reduce", fitted.all_reduce)):
-        bandwidth = with_prefix(1 / link.seconds_per_byte, "B/s") if link.seconds_per_byte else "not resolved"
-        latency = seconds(link.latency) if link.latency else "not resolved"
-        rows.append([name, f"latency {latency}" + ("" if name == "all-reduce" else f", bandwidth {bandwidth}")])
+    rows += [["inside nodes", link_text(fitted.inside)],
+             ["between nodes", link_text(fitted.between) if fitted.between else "no run on several nodes"],
+             ["all-reduce", f"{seconds(fitted.all_reduce)} a round" if fitted.all_reduce else "not resolved"]]
     rows.append(["overlap", f"{fitted.overlap:.0%}" if fitted.overlap else "none in the traces"])
     return table(rows, "text")
 
 
 def error_table(analysis):
-    rows = [["ranks", "measured", "model", "error of the fit", "predicted from the others", "error"]]
+    rows = [["steps", "ranks", "step", "model", "error of the fit", "predicted from others", "error"]]
     errors = analysis.errors or [None]
     for m, error in zip(analysis.points, errors):
         fitted = analysis.fitted_step(m)
         left_out = ["—", "—"] if error is None else [seconds(m.step * (1 + error)), f"{error:+.1%}"]
-        rows.append([f"{m.ranks:,}", seconds(m.step), seconds(fitted), f"{fitted / m.step - 1:+.1%}", *left_out])
-    return table(rows)
+        rows.append([analysis.kind(m), f"{m.ranks:,}", seconds(m.step), seconds(fitted), f"{fitted / m.step - 1:+.1%}",
+                     *left_out])
+    return table(rows, text=1)
 
 
 def findings(analysis):
     """Sentences on where scaling stops, according to the forecast."""
-    forecast, workload = analysis.forecast, analysis.workload
+    forecast = analysis.forecast
     last = forecast.ranks[-1]
     i = forecast.first_below(0.5)
     if i is None:
-        found = [f"Efficiency stays above 50% up to {ranks_text(last)}, where it is {forecast.efficiency[-1]:.0%}."]
+        found = [f"Efficiency stays above 50% up to {counted(last, 'rank')}, where it is {forecast.efficiency[-1]:.0%}."]
     else:
         (name, lost), n = forecast.losses(i)[0], forecast.ranks[i]
-        found = [f"Efficiency falls below 50% from {ranks_text(n)} on ({forecast.efficiency[i]:.0%} there). "
+        found = [f"Efficiency falls below 50% from {counted(n, 'rank')} on ({forecast.efficiency[i]:.0%} there). "
                  f"The largest loss is {name}: {seconds(lost)} of a step of {seconds(forecast.steps[i])}."]
-    found.append(f"Muon's work of a rank shrinks up to {ranks_text(workload.last_muon_split())}, where the busiest "
-                 "rank has one matrix of each shape; from there on it is constant.")
+    idle = forecast.first_idle()
+    if idle:
+        found.append(f"On {counted(idle.ranks, 'rank')} {idle.idle:,} own no matrix of some shape: Muon's work of the "
+                     "busiest rank hardly shrinks any more.")
     n = forecast.traffic_exceeds_computing()
-    found.append(f"Gradients and weights travel for longer than a rank computes from {ranks_text(n)} on." if n else
-                 f"Gradients and weights travel for less time than a rank computes up to {ranks_text(last)}.")
+    found.append(f"Gradients and weights travel for longer than a rank computes from {counted(n, 'rank')} on." if n else
+                 f"Gradients and weights travel for less time than a rank computes up to {counted(last, 'rank')}.")
     return found
 
 
 def network(analysis):
     prediction = analysis.study.prediction
+    largest = analysis.forecast.plans[-1]
+    text = f"Predicted: {size_text(analysis.study.kind, analysis.forecast_sequences)}, ranks as fast as those of the runs,"
+    if largest.nodes == 1:
+        return f"{text} all on one node."
     latency = seconds(prediction.latency) if prediction.latency else "the fitted latency"
     bandwidth = with_prefix(prediction.bandwidth, "B/s") if prediction.bandwidth else "the fitted bandwidth"
-    return (f"Ranks as fast as those measured, on a flat network of {latency} per message and {bandwidth} per rank; "
-            f"{size_text(analysis.study.kind, analysis.forecast_sequences)}.")
+    return (f"{text} {largest.ranks_per_node:,} to a node; between nodes {latency} per message and {bandwidth} per rank.")
 
 
 def forecast_table(analysis):
     forecast, efficiency = analysis.forecast, analysis.forecast.efficiency
-    powers = [i for i, n in enumerate(forecast.ranks) if n & (n - 1) == 0 or n == forecast.ranks[-1]]
     names = list(forecast.parts[0])
-    rows = [["ranks", "step", "efficiency", *names]]
-    for i in powers:
-        rows.append([f"{forecast.ranks[i]:,}", seconds(forecast.steps[i]), f"{efficiency[i]:.0%}",
-                     *(seconds(forecast.parts[i][name]) for name in names)])
+    rows = [["ranks", "nodes", "predicted step", "efficiency", *names]]
+    for plan, step, share_of_ideal, parts in zip(forecast.plans, forecast.steps, efficiency, forecast.parts):
+        rows.append([f"{plan.ranks:,}", f"{plan.nodes:,}", seconds(step), f"{share_of_ideal:.0%}",
+                     *(seconds(parts[name]) for name in names)])
     return table(rows)
+
+
+def traffic_table(analysis):
+    """What the program plans for the rank counts of the runs and of the prediction."""
+    rows = [["steps", "ranks", "nodes", "messages inside", "bytes inside", "messages between", "bytes between",
+             "memory of a rank", "own no matrix"]]
+    plans = [(analysis.kind(m), analysis.plans[m.ranks]) for m in analysis.points]
+    plans += [("predicted", plan) for plan in (analysis.forecast.plans if analysis.forecast else [])]
+    for kind, plan in plans:
+        rows.append([kind, f"{plan.ranks:,}", f"{plan.nodes:,}", *traffic_text(plan.inside), *traffic_text(plan.between),
+                     with_prefix(plan.memory, "B"), f"{plan.idle:,}"])
+    return table(rows, text=1)
+
+
+def traffic_text(traffic):
+    return f"{traffic.messages:,.0f}", with_prefix(traffic.bytes, "B")
 
 
 def prediction(analysis):
     """The parts of the section on the prediction."""
+    refused = "".join(f"<li>{counted(plan.ranks, 'rank')}: {html.escape(plan.refusal.removeprefix('nanorun: '))}</li>"
+                      for plan in analysis.refused)
+    note = f'<div class="note">Not predicted:<ul>{refused}</ul></div>' if refused else ""
     if analysis.no_forecast:
-        return [f'<div class="note">No prediction: {html.escape(analysis.no_forecast)}</div>']
-    return [paragraph(network(analysis)), side_by_side(
+        return [f'<div class="note">No prediction: {html.escape(analysis.no_forecast)}</div>', note]
+    return [note, paragraph(network(analysis)), side_by_side(
         figure("forecast", "Predicted efficiency", analysis),
         figure("forecast_parts", "Predicted parts of a step", analysis)),
         "<ul>" + "".join(f"<li>{html.escape(s)}</li>" for s in findings(analysis)) + "</ul>",
@@ -269,6 +295,9 @@ def page(analysis):
             figure("ranks", "Work of each rank", analysis), ranks_table(analysis)), gpus_table(analysis)),
         section("Model", side_by_side(figure("model", "Measured, fitted and predicted steps", analysis),
                                       coefficients(analysis)), error_table(analysis)),
+        section("Messages and memory", paragraph(
+            "What nanorun plans for a step on the rank that sends most, inside its node and to other nodes."),
+            traffic_table(analysis)),
         section("Prediction", *prediction(analysis)),
         section("All runs", paragraph("runs.csv beside this page has the time of every phase too."),
                 runs_table(analysis)),

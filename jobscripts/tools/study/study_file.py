@@ -17,7 +17,7 @@ FIXED = (
     "data.validation=[]", "validation.tokens=0", "validation.every=0", "checkpoint.every=0",
     "checkpoint.milestone_every=0", "checkpoint.at_end=false", "checkpoint.restart=none", "trace.enabled=true",
 )
-MAX_RANKS = 10**6  # a prediction computes every rank count
+MAX_RANKS = 10**6
 LIMITS = {"sequences": 2**31 - 1, "steps": 2**31 - 1, "repeats": 1000}
 
 # Keys of the deck that the study sets itself.
@@ -51,16 +51,20 @@ class Launch:
     cores: int = 0  # processors or devices of a rank's own; 0: as many as there are ranks
     mpirun: tuple = ()  # options of mpirun
     sbatch: tuple = ()  # options of sbatch
+    ranks_per_node: int = 0  # most ranks of a node; 0: one for each GPU of a node, or as many as Slurm finds room for
     # Of Slurm's jobs:
-    ranks_per_node: int = 0  # 0: one for each GPU of a node, or as many as Slurm finds room for
     gpus_per_node: int = 0  # 0: what SBATCH_GPUS_PER_NODE says
     exclusive: bool = True  # whether a job has its nodes to itself
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The machine to predict: its ranks are as fast as the measured ones, its network is flat."""
+    """The machine to predict: its ranks, and what connects those of a node, are as fast as the measured ones."""
 
+    fitted_ranks: int = 0  # rank counts up to this one fit the model, larger ones test it; 0: all fit it
+    ranks_per_node: int = 0  # 0: those of the study
+    memory: str = ""  # of a rank, such as "80GiB": what needs more is not predicted
+    # Of the network between nodes:
     latency: float = 0.0  # seconds of a message; 0: as fitted
     bandwidth: float = 0.0  # bytes per second of a rank, each way; 0: as fitted
     max_ranks: int = 4096
@@ -92,6 +96,10 @@ class Study:
     def step_sequences(self, ranks):
         """Sequences of a step on all ranks together."""
         return self.sequences if self.kind == "strong" else self.sequences * ranks
+
+    def fits(self, ranks):
+        """Whether the model is fitted to runs on so many ranks."""
+        return not self.prediction.fitted_ranks or ranks <= self.prediction.fitted_ranks
 
     def runs(self):
         """All runs. The rank counts take turns, so that a machine that becomes slower affects all of them."""
@@ -164,13 +172,17 @@ def check_overrides(study):
             raise StudyError(f"study.overrides: {line.split('=')[0]} is set by the study itself")
 
 
+def check_count(key, number):
+    if not 0 <= number <= MAX_RANKS:
+        raise StudyError(f"{key} must be at least 0 and at most {MAX_RANKS}")
+
+
 def check_launch(launch):
     for key in ("mpirun", "sbatch"):
         if any(not isinstance(word, str) or "\0" in word for word in getattr(launch, key)):
             raise StudyError(f"launch.{key} must be a list of strings")
     for key in ("ranks_per_node", "gpus_per_node"):
-        if not 0 <= getattr(launch, key) <= MAX_RANKS:
-            raise StudyError(f"launch.{key} must be at least 0 and at most {MAX_RANKS}")
+        check_count(f"launch.{key}", getattr(launch, key))
     if 0 < launch.gpus_per_node < launch.ranks_per_node:
         raise StudyError(f"launch.ranks_per_node: {launch.ranks_per_node} ranks cannot have a GPU each of the "
                          f"{launch.gpus_per_node} of launch.gpus_per_node")
@@ -194,6 +206,10 @@ def check(study):
         raise StudyError("launch.cores and the keys of [prediction] must not be negative, and below 1e15")
     if not 1 <= prediction.max_ranks <= MAX_RANKS:
         raise StudyError(f"prediction.max_ranks must be at least 1 and at most {MAX_RANKS}")
+    for key in ("fitted_ranks", "ranks_per_node"):
+        check_count(f"prediction.{key}", getattr(prediction, key))
+    if not prediction.memory.isprintable():
+        raise StudyError('prediction.memory must be a number of bytes, such as "80GiB"')
     check_launch(study.launch)
     if not study.deck.is_file():
         raise StudyError(f"study.deck: {study.deck}: no such file")

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/run/plan_text.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -30,9 +32,10 @@ Config scaled_config() {
   return config;
 }
 
-json json_of(const Config& config, int ranks, const std::vector<std::string>& remarks = {}) {
+json json_of(const Config& config, int ranks, const std::vector<std::string>& remarks = {}, int ranks_per_node = 0) {
   const ParameterTable table(config.model);
-  return json::parse(plan_json(config, table, plan_of(config, table, NodeLayout::consecutive(ranks, 0)), remarks));
+  const NodeLayout layout = NodeLayout::consecutive(ranks, ranks_per_node);
+  return json::parse(plan_json(config, table, plan_of(config, table, layout), remarks));
 }
 
 TEST(PlanJson, NamesItsFormat) {
@@ -116,8 +119,8 @@ TEST(PlanJson, WarningsAreToldFromNotes) {
 TEST(Plan, OfOneRankSendsNothing) {
   const Config config = small_config();
   const ParameterTable table(config.model);
-  EXPECT_EQ(plan_of(config, table, NodeLayout()).sending.bytes(), 0);
-  EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sending.bytes(), 0);
+  EXPECT_EQ(plan_of(config, table, NodeLayout()).sending.all.bytes(), 0);
+  EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sending.all.bytes(), 0);
 }
 
 TEST(Plan, HasTheWorkOfAllSteps) {
@@ -127,6 +130,76 @@ TEST(Plan, HasTheWorkOfAllSteps) {
   ASSERT_EQ(plan.stages.size(), 1u);
   EXPECT_EQ(plan.stages[0].steps, config.train.steps);
   EXPECT_EQ(plan.tokens, plan.stages[0].tokens * config.train.steps);
+}
+
+TEST(Plan, CountsTheRanksThatOwnNoMatrixOfAShape) {
+  const Config config = small_config();  // three layers with attention, four matrices each; four with an MLP, two each
+  const json few = json_of(config, 4)["matrices"], many = json_of(config, 20)["matrices"];
+  EXPECT_EQ(few, json::parse(R"([{"shape": [64, 64], "count": 12, "ranks_without": 0},
+                                 {"shape": [64, 256], "count": 8, "ranks_without": 0}])"));
+  EXPECT_EQ(many[0]["ranks_without"], 8);
+  EXPECT_EQ(many[1]["ranks_without"], 12);
+}
+
+/// Newton-Schulz takes 5 (4 s² l + 2 s³) operations for a matrix of s <= l, Adam one update for an element.
+TEST(Plan, HasTheWorkOfTheBusiestRank) {
+  Config config = small_config();
+  const double square = 5 * 6 * 64. * 64 * 64, wide = 5 * (4 * 64. * 64 * 256 + 2 * 64. * 64 * 64);
+  EXPECT_EQ(json_of(config, 1)["work"]["muon"], 12 * square + 8 * wide);
+  EXPECT_EQ(json_of(config, 4)["work"]["muon"], 3 * square + 2 * wide);
+  EXPECT_EQ(json_of(config, 16)["work"]["muon"], square + wide);
+  EXPECT_EQ(json_of(config, 4096, {}, 8)["work"]["muon"], square + wide);
+  const double matrices = 12 * 64 * 64 + 8 * 64 * 256;
+  const json one = json_of(config, 1);
+  EXPECT_EQ(one["work"]["adam"], one["parameters"].get<double>() - matrices);
+  config.optimizer.adam_period = 2;
+  EXPECT_EQ(json_of(config, 1)["work"]["adam"], (one["parameters"].get<double>() - matrices) / 2);
+}
+
+TEST(Plan, TellsWhatTravelsInsideNodesAndBetweenThem) {
+  const Config config = small_config();
+  const json one_node = json_of(config, 8)["sent"], nodes = json_of(config, 8, {}, 2)["sent"],
+             apart = json_of(config, 8, {}, 1)["sent"];
+  EXPECT_EQ(one_node["between"]["messages"], 0);
+  EXPECT_EQ(apart["inside"]["messages"], 0);
+  EXPECT_GT(nodes["inside"]["bytes"], 0);
+  EXPECT_GT(nodes["between"]["bytes"], 0);
+  // Each of two places sends half of what a node's only rank would.
+  EXPECT_LT(nodes["between"]["bytes"], 0.6 * apart["between"]["bytes"].get<double>());
+  for (const json& sent : {one_node, nodes, apart}) {
+    for (const char* const level : {"inside", "between"}) {
+      for (const char* const what : {"messages", "bytes"}) {
+        const double gradients = sent["reduce_scatter"][level][what], weights = sent["all_gather"][level][what];
+        EXPECT_LE(sent[level][what], gradients + weights);
+        EXPECT_GE(sent[level][what], std::max(gradients, weights));
+      }
+    }
+  }
+}
+
+/// A few messages for each bucket and round, whatever the number of nodes.
+TEST(Plan, MessagesBetweenNodesGrowWithTheirLogarithm) {
+  const Config config = small_config();
+  const ParameterTable table(config.model);
+  for (int log2 = 1; log2 <= 9; ++log2) {
+    const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(8 << log2, 8));
+    EXPECT_LE(plan.sending.all.messages_between, 3. * log2 * static_cast<double>(table.buckets().size()));
+  }
+}
+
+TEST(PlanText, NamesTheNodesAndWhatSaysTheirSize) {
+  const Config config = small_config();
+  const ParameterTable table(config.model);
+  TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(19, 8));
+  plan.nodes_from = "--ranks-per-node";
+  plan.available = 80e9;
+  const std::string text = plan_text(config, table, plan);
+  for (const char* const line :
+       {"\nnodes                            3 of at most 8 ranks (--ranks-per-node)\n",
+        "\nown no 64 x 64 matrix            7 of 19 ranks\n", "\nmemory that a rank has           74.51 GiB\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+  EXPECT_EQ(plan_text(config, table, plan_of(config, table, NodeLayout())).find("nodes"), std::string::npos);
 }
 
 }  // namespace
