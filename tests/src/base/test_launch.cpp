@@ -54,7 +54,7 @@ TEST(Launch, ASingleProcessStartsWithoutADaemon) {
   ::setenv(isolated, "0", 1);
   start_without_daemon({});
   EXPECT_STREQ(std::getenv(isolated), "0");
-  ::unsetenv(isolated);
+  for (const char* name : {isolated, "OMPI_MCA_orte_create_session_dirs", "OMPI_MCA_sharedfp"}) ::unsetenv(name);
 }
 
 TEST(Launch, VariablesAreThoseOfTheEnvironment) {
