@@ -228,7 +228,7 @@ def slowest_rank(run, benchmark):
     except tool.ToolError as error:
         tool.warn(f"the slowest rank is not known: {error}")
         return None, None
-    return found.slowest, float(found.work.max() / found.work.mean() - 1)
+    return found.slowest, found.excess
 
 
 def judge(benchmark, build, runs):

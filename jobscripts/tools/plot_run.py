@@ -17,8 +17,8 @@ import textwrap
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
-from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, missing_rows, read_trace, train_seconds,
-                        updates_before)
+from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, mean_over_ranks, missing_rows, quantiles_of,
+                        read_trace, train_seconds, updates_before)
 
 # Phases of trace.json, in the order in which a legend names them.
 PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
@@ -28,6 +28,7 @@ AXES = {"steps": "step", "seconds": "seconds of training"}
 LONGEST_NAME = 40  # characters that a picture shows of an event or track
 INK, FAINT, ACCENT = "#22303c", "#c9d1d9", "#d1495b"
 BETWEEN = {"reduce_gradients between nodes": "#a8326e", "gather_weights between nodes": "#d491b5"}
+QUANTITIES = {"collectives between nodes": "communication_between"}  # names in a trace of some bars
 LEVELS = {"collectives inside nodes": "#e6821e", "collectives between nodes": "#a8326e"}
 
 
@@ -109,7 +110,7 @@ def draw_step_time(axes, trace, colour, against):
 
     names = [p for p in trace["phases"] if p not in OCCASIONAL]
     columns = [trace["phases"].index(p) for p in names]
-    mean = trace["seconds"].mean(axis=1).filled(0)[:, columns] * 1e3
+    mean = mean_over_ranks(trace, trace["seconds"])[:, columns] * 1e3
     bins = min(len(mean), 150)
     edges = np.linspace(0, len(mean), bins + 1).astype(int)
     height = np.array([mean[a:b].mean(axis=0) for a, b in zip(edges, edges[1:])])
@@ -129,8 +130,8 @@ def draw_step_time(axes, trace, colour, against):
 
 
 def bars_of(trace, colour):
-    """Names, colours and times [steps, ranks, names] of the bars of draw_phases: the phases and, where there are
-    several nodes, the collectives, which run beside them."""
+    """The bars of draw_phases, from top to bottom: names, colours, and mean, least and most over the ranks, in seconds
+    per step. They are the phases and, where there are several nodes, the collectives, which run beside them."""
     import numpy as np
 
     names, seconds = list(trace["phases"]), trace["seconds"]
@@ -139,13 +140,19 @@ def bars_of(trace, colour):
         absent = np.ma.getmaskarray(seconds)[:, :, 0]
         levels = [np.ma.array(values, mask=absent) for values in (trace["communication"] - between, between)]
         names, seconds = names + list(LEVELS), np.ma.concatenate([seconds, np.ma.stack(levels, axis=2)], axis=2)
-    return names, [(colour | LEVELS)[name] for name in names], seconds
+    mean, each = mean_over_ranks(trace, seconds).mean(axis=0), seconds.mean(axis=0)  # [names], [columns, names]
+    low, high = (f(axis=0).filled(0) for f in (each.min, each.max))
+    for i, name in enumerate(names):
+        quantity = QUANTITIES.get(name, name)
+        if quantity in trace["quantities"]:
+            quantiles = quantiles_of(trace, quantity)[trace["grouped"]].mean(axis=0)  # [groups, quantiles]
+            low[i], high[i] = min(low[i], quantiles[:, 0].min()), max(high[i], quantiles[:, -1].max())
+    return names, [(colour | LEVELS)[name] for name in names], mean, low, high
 
 
 def draw_phases(axes, trace, colour):
-    names, colour_of, seconds = bars_of(trace, colour)
-    each = seconds.mean(axis=0) * 1e3  # [ranks, names]
-    mean, low, high = (f(axis=0).filled(0) for f in (each.mean, each.min, each.max))
+    names, colour_of, *seconds = bars_of(trace, colour)
+    mean, low, high = (1e3 * values for values in seconds)
     step = mean[:len(trace["phases"])].sum()
     shown = [i for i in range(len(mean)) if mean[i] > 0] or [0]
     position = range(len(shown))

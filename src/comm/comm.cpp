@@ -209,6 +209,14 @@ void Comm::together(const std::function<void()>& work) {
   }
 }
 
+std::vector<double> Comm::gather(std::span<const double> values) {
+  const Watchdog::Guard guard = watch("gather");
+  const auto count = static_cast<int>(values.size());
+  std::vector<double> all(root() ? values.size() * size_ : 0);
+  MPI_Gather(values.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE, 0, comm_);
+  return all;
+}
+
 /// In rounds of equal pieces of all texts, since MPI's offsets are ints, too.
 std::vector<std::string> Comm::gather(const std::string& text) {
   const std::uint64_t own = text.size();

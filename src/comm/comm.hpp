@@ -89,6 +89,8 @@ class Comm {
   /// As many values of each rank, on all ranks, by rank. T = double or std::uint64_t.
   template <class T>
   std::vector<T> all_gather(std::span<const T> values);
+  /// As many values of each rank, on rank 0 by rank; other ranks get none.
+  std::vector<double> gather(std::span<const double> values);
   /// Gathers a text of any size from each rank on rank 0; other ranks get none.
   std::vector<std::string> gather(const std::string& text);
   /// Runs `work` on every rank; it must not use this communicator. If it throws an Error on some ranks, all ranks throw

@@ -38,6 +38,8 @@ enum class Recompute { none, mlp };
 enum class MlpPrecision { working, fp8 };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
+/// What trace.h5 keeps of the ranks.
+enum class TraceRanks { automatic, all, quantiles };
 /// Format of the weights and moments that Adam keeps.
 enum class StateFormat { fp32, bf16 };
 
@@ -216,6 +218,7 @@ struct TraceConfig {
   bool enabled = true;
   std::vector<int> json_steps;
   int flush_every = 50;
+  TraceRanks ranks = TraceRanks::automatic;
 };
 
 struct CommConfig {

@@ -80,6 +80,10 @@ template <>
 inline constexpr auto names_of<TransportChoice> = std::to_array<Named<TransportChoice>>(
     {{"auto", TransportChoice::automatic}, {"peers", TransportChoice::peers}, {"nccl", TransportChoice::nccl}});
 template <>
+inline constexpr auto names_of<TraceRanks> = std::to_array<Named<TraceRanks>>({{"auto", TraceRanks::automatic},
+                                                                               {"all", TraceRanks::all},
+                                                                               {"quantiles", TraceRanks::quantiles}});
+template <>
 inline constexpr auto names_of<StateFormat> = std::to_array<Named<StateFormat>>({{"fp32", StateFormat::fp32},
                                                                                  {"bf16", StateFormat::bf16}});
 template <>
@@ -90,8 +94,8 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
 using Field =
     std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
                  std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, LmHeadChoice*, EndOfData*,
-                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, kernels::WireFormat*, kernels::SoftcapKind*,
-                 Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
+                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, TraceRanks*, kernels::WireFormat*,
+                 kernels::SoftcapKind*, Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

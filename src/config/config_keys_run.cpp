@@ -54,6 +54,10 @@ std::vector<Key> trace_keys() {
       {NANORUN_KEY(trace, json_steps), operates, at_least(0),
        "steps, counted from 0 and below train.steps, that also go into trace.json"},
       {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
+      {NANORUN_KEY(trace, ranks), operates, any(),
+       "what trace.h5 holds of the ranks: all of them, or quantiles over the ranks of a node, which take no more room "
+       "on "
+       "more ranks; auto: quantiles above 256 ranks"},
   };
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/ops.hpp"
 #include "src/base/error.hpp"
 #include "src/measure/trace_file.hpp"
+#include "src/measure/trace_gather.hpp"
 #include "src/measure/trace_json.hpp"
 
 namespace nanorun {
@@ -81,8 +82,8 @@ struct Transfers {
 
 class Trace::Impl {
  public:
-  Impl(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
-       const std::string& provenance)
+  Impl(Comm& comm, Stream stream, const TraceConfig& config, const NodeLayout& layout, const std::string& directory,
+       long first_step, const std::string& provenance)
       : comm_(comm), stream_(stream), config_(config), directory_(directory) {
     spans_.reserve(64 * config_.json_steps.size());
     marked_.reserve(marks_at_start / 2);
@@ -92,7 +93,9 @@ class Trace::Impl {
       while (transfers->marks.size() < transfers_at_start) add_marks(*transfers);
     enter(idle);
     if (!config_.enabled) return;
-    file_ = std::make_unique<TraceFile>(comm_, directory_ + "/trace.h5", first_step, provenance);
+    const TraceColumns columns(config_.ranks, layout);
+    gather_ = std::make_unique<TraceGather>(comm_, columns);
+    file_ = std::make_unique<TraceFile>(comm_, columns, directory_ + "/trace.h5", first_step, provenance);
     rows_.reserve(config_.flush_every);
     comm_.barrier();  // the ranks' clocks count from the same moment
     origin_ = Clock::now();
@@ -181,7 +184,7 @@ class Trace::Impl {
     if (!file_) return;
     TraceGpus& gpus = file_->gpus();
     gpus.step.push_back(step);
-    for (const GpuState& state : states) {
+    for (const GpuState& state : gather_->columns().of_columns(states)) {
       gpus.power.push_back(state.power);
       gpus.clock.push_back(state.clock);
       gpus.reasons.push_back(state.reasons);
@@ -191,13 +194,13 @@ class Trace::Impl {
   bool full() const { return rows_.size() >= static_cast<std::size_t>(config_.flush_every) && rows_.size() > 0; }
 
   void flush() {
-    attempt([&] { file_->append(rows_); });
+    attempt([&] { file_->append(gather_->gather(rows_)); });
     rows_.clear();
   }
 
   void finish() {
     resolve_all();
-    attempt([&] { file_->finish(rows_); });
+    attempt([&] { file_->finish(gather_->gather(rows_)); });
     rows_.clear();
     if (!spans_.empty()) attempt([&] { write_trace_json(comm_, directory_ + "/trace.json", spans_); });
   }
@@ -296,8 +299,9 @@ class Trace::Impl {
   Stream stream_;
   TraceConfig config_;
   std::string directory_;
+  std::unique_ptr<TraceGather> gather_;
   std::unique_ptr<TraceFile> file_;
-  TraceRows rows_;
+  TraceRows rows_;  ///< of this rank alone
   std::vector<TraceSpan> spans_;
   Clock::time_point origin_;
 
@@ -319,9 +323,9 @@ class Trace::Impl {
 
 const char* phase_name(Phase phase) { return phase_names.at(static_cast<int>(phase)); }
 
-Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
-             const std::string& provenance)
-    : impl_(std::make_unique<Impl>(comm, stream, config, directory, first_step, provenance)) {}
+Trace::Trace(Comm& comm, Stream stream, const TraceConfig& config, const NodeLayout& layout,
+             const std::string& directory, long first_step, const std::string& provenance)
+    : impl_(std::make_unique<Impl>(comm, stream, config, layout, directory, first_step, provenance)) {}
 Trace::~Trace() = default;
 
 void Trace::begin_step(long step) { impl_->begin_step(step); }
@@ -361,7 +365,7 @@ Transfer::~Transfer() {
 Trace untraced(Comm& comm, Stream stream) {
   TraceConfig config;
   config.enabled = false;
-  return {comm, stream, config, "", 0};
+  return {comm, stream, config, NodeLayout(), "", 0};
 }
 
 std::string timing_table(const Trace::Summary& summary) {

@@ -12,6 +12,7 @@
 
 #include "kernels/device/types.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/node_layout.hpp"
 #include "src/comm/traffic.hpp"
 #include "src/config/config.hpp"
 #include "src/measure/nvml.hpp"
@@ -43,14 +44,15 @@ class Trace {
   static constexpr int phases = static_cast<int>(Phase::count);
   using Row = std::array<double, phases>;  ///< seconds
 
-  /// Collective. `stream`: the compute stream. `directory`: outputs/<name>, which exists. A run from step 0 starts a
-  /// new trace.h5; a resumed one keeps the rows of steps < first_step and the validations of steps <= first_step, and
-  /// moves a trace.h5 that cannot be read out of the way. With config.enabled = false no file is written; the sums of
-  /// summarise() are always kept. Throws Error(output) where trace.h5 cannot be made. Where it can no longer be written
-  /// later, for example on a full disk, a warning says so and the trace ends, not the run. While another program has it
-  /// open, rows wait. `provenance`: JSON of rank 0, at most 60,000 bytes, for trace.h5.
-  Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const std::string& directory, long first_step,
-        const std::string& provenance = {});
+  /// Collective. `stream`: the compute stream. `layout`: of the ranks on nodes. `directory`: outputs/<name>, which
+  /// exists. A run from step 0 starts a new trace.h5; a resumed one keeps the rows of steps < first_step and the
+  /// validations of steps <= first_step, and moves a trace.h5 that cannot be read out of the way. With config.enabled =
+  /// false no file is written; the sums of summarise() are always kept. Throws Error(output) where trace.h5 cannot be
+  /// made. Where it can no longer be written later, for example on a full disk, a warning says so and the trace ends,
+  /// not the run. While another program has it open, rows wait. `provenance`: JSON of rank 0, at most 60,000 bytes, for
+  /// trace.h5.
+  Trace(Comm& comm, kernels::Stream stream, const TraceConfig& config, const NodeLayout& layout,
+        const std::string& directory, long first_step, const std::string& provenance = {});
   ~Trace();
 
   /// A region begins and ends within one step, or outside of steps; then it counts in summarise() alone. A transfer

@@ -22,6 +22,10 @@ constexpr std::uint64_t chunk = 256, columns_chunk = 16;  // steps
 
 /// Files of earlier programs lack this dataset.
 constexpr const char* between = "/communication_between";
+/// Files in which each column of each row is a rank lack these: their second axis has the groups.
+constexpr const char* group_ranks = "/group_ranks";
+constexpr const char* quantiles = "/quantiles";
+constexpr const char* slowest = "/slowest";
 
 std::string joined_phase_names() {
   std::string names;
@@ -39,12 +43,12 @@ h5::Extent shape_of(const h5::File& file, const std::string& dataset, std::size_
               Cause::damage);
 }
 
-/// Ranks for which the file has columns. With more than `most` a chunk would be larger than HDF5 allows.
+/// Columns of the file. With more than `most` a chunk would be larger than HDF5 allows.
 std::uint64_t columns_of(const h5::File& file) {
   constexpr std::uint64_t most = 1 << 20;
   const std::uint64_t columns = shape_of(file, "/seconds", 3)[1];
   if (columns <= most) return columns;
-  throw Error(ExitCode::output, fmt::format("{}: /seconds: has an impossible shape: {} ranks", file.path(), columns),
+  throw Error(ExitCode::output, fmt::format("{}: /seconds: has an impossible shape: {} columns", file.path(), columns),
               Scope::this_rank, Cause::damage);
 }
 
@@ -74,9 +78,31 @@ std::uint64_t common_rows(const h5::File& file, std::uint64_t rows, std::initial
   return rows;
 }
 
+bool has_groups(const h5::File& file) { return file.exists(group_ranks); }
+
+TraceWidth width_of(const h5::File& file) {
+  const TraceWidth width{columns_of(file), has_groups(file) ? shape_of(file, group_ranks, 2)[1] : 0};
+  if (width.groups <= width.columns) return width;
+  throw Error(ExitCode::output, fmt::format("{}: {}: has an impossible shape", file.path(), group_ranks),
+              Scope::this_rank, Cause::damage);
+}
+
+/// Reads the first `keep` rows of what the file has of groups.
+void read_groups(const h5::File& file, std::uint64_t keep, std::uint64_t groups, TraceRows& rows) {
+  rows.group_ranks.resize(keep * groups);
+  rows.quantiles.resize(keep * groups * quantities * quantile_count);
+  rows.slowest.resize(keep * groups * quantities);
+  if (keep * groups == 0) return;
+  file.read<std::int32_t>(group_ranks, {0, 0}, {keep, groups}, std::span<std::int32_t>(rows.group_ranks));
+  file.read<float>(quantiles, {0, 0, 0, 0}, {keep, groups, quantities, quantile_count},
+                   std::span<float>(rows.quantiles));
+  file.read<std::int32_t>(slowest, {0, 0, 0}, {keep, groups, quantities}, std::span<std::int32_t>(rows.slowest));
+}
+
 TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   if (file.format() != trace_format || file.read_integer_attribute("/", "format_version") != file_version ||
-      !has_these_phases(file)) {
+      !has_these_phases(file) ||
+      (has_groups(file) && file.read_text_attribute("/", "quantities") != quantity_names())) {
     throw Error(ExitCode::output, file.path() + ": written by another version of the program", Scope::this_rank,
                 Cause::damage);
   }
@@ -86,7 +112,8 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
   std::uint64_t keep = std::lower_bound(rows.step.begin(), rows.step.end(), first_step) - rows.step.begin();
   keep = common_rows(file, keep, {"/ranks", "/tokens", "/loss", "/seconds", "/communication"});
   if (file.exists(between)) keep = common_rows(file, keep, {between});
-  const std::uint64_t columns = columns_of(file);
+  if (has_groups(file)) keep = common_rows(file, keep, {group_ranks, quantiles, slowest});
+  const auto [columns, groups] = width_of(file);
   rows.step.resize(keep);
   rows.ranks = read_first<std::int64_t>(file, "/ranks", keep);
   rows.tokens = read_first<double>(file, "/tokens", keep);
@@ -101,6 +128,7 @@ TraceRows read_rows(const h5::File& file, std::int64_t first_step) {
       file.read<double>(between, {0, 0}, {keep, columns}, std::span<double>(rows.communication_between));
     }
   }
+  read_groups(file, keep, groups, rows);
   return rows;
 }
 
@@ -137,10 +165,43 @@ void append_columns(h5::File& file, const std::string& name, std::uint64_t at, s
   if (rows > 0) file.write<T>(name, {at, 0}, {rows, values.size() / rows}, values);
 }
 
+void write_groups(h5::File& file, std::uint64_t stored, const TraceRows& rows) {
+  const std::uint64_t n = rows.size(), groups = rows.group_ranks.size() / n;
+  file.write<std::int32_t>(group_ranks, {stored, 0}, {n, groups}, rows.group_ranks);
+  file.write<float>(quantiles, {stored, 0, 0, 0}, {n, groups, quantities, quantile_count}, rows.quantiles);
+  file.write<std::int32_t>(slowest, {stored, 0, 0}, {n, groups, quantities}, rows.slowest);
+}
+
+/// Adds zeros to a file that has groups where these rows have none: what is not stored would look like damage.
+void append_groups(h5::File& file, std::uint64_t stored, const TraceRows& rows) {
+  if (!has_groups(file)) return;
+  const std::uint64_t n = rows.size(), room = file.growing_shape(group_ranks)[1];
+  file.resize(group_ranks, {stored + n, room});
+  file.resize(quantiles, {stored + n, room, quantities, quantile_count});
+  file.resize(slowest, {stored + n, room, quantities});
+  if (n == 0) return;
+  if (rows.group_ranks.empty()) {
+    TraceRows zeros;
+    zeros.step = rows.step;
+    zeros.group_ranks.resize(n * room);
+    zeros.quantiles.resize(n * room * quantities * quantile_count);
+    zeros.slowest.resize(n * room * quantities);
+    return write_groups(file, stored, zeros);
+  }
+  write_groups(file, stored, rows);
+}
+
+void create_groups(h5::File& file, std::uint64_t groups) {
+  file.write_attribute("/", "quantities", quantity_names());
+  file.create_growing_dataset<std::int32_t>(group_ranks, {0, groups}, columns_chunk);
+  file.create_growing_dataset<float>(quantiles, {0, groups, quantities, quantile_count}, columns_chunk);
+  file.create_growing_dataset<std::int32_t>(slowest, {0, groups, quantities}, columns_chunk);
+}
+
 }  // namespace
 
 TraceSizes trace_sizes(const h5::File& file) {
-  return {shape_of(file, "/seconds", 3)[0], columns_of(file), shape_of(file, "/gpu_step", 1)[0]};
+  return {shape_of(file, "/seconds", 3)[0], width_of(file), shape_of(file, "/gpu_step", 1)[0]};
 }
 
 TraceValidations read_trace_validations(const h5::File& file) {
@@ -152,11 +213,13 @@ TraceValidations read_trace_validations(const h5::File& file) {
 }
 
 /// Whole chunks, and, generously, what HDF5 adds.
-std::uint64_t trace_bytes(std::uint64_t steps, std::uint64_t columns, const TraceValidations& validations,
+std::uint64_t trace_bytes(std::uint64_t steps, const TraceWidth& width, const TraceValidations& validations,
                           const TraceGpus& gpus) {
+  const std::uint64_t columns = width.columns;
+  const std::uint64_t of_groups = (steps + columns_chunk) * width.groups * bytes_of_group;
   const std::uint64_t numbers = 4 * (steps + chunk) + (steps + columns_chunk) * columns * (Trace::phases + 2) +
                                 2 * (validations.step.size() + chunk) + (gpus.step.size() + chunk) * (3 * columns + 1);
-  return 65536 + numbers * sizeof(double) + 64 * steps;
+  return 65536 + numbers * sizeof(double) + of_groups + 64 * steps;
 }
 
 void append_gpus(h5::File& file, std::uint64_t stored, const TraceGpus& gpus) {
@@ -180,6 +243,7 @@ void append_rows(h5::File& file, std::uint64_t stored, const TraceRows& rows, st
   file.write<double>("/communication", {stored, 0}, {n, columns}, rows.communication);
   file.resize(between, {stored + n, file.growing_shape(between)[1]});
   file.write<double>(between, {stored, 0}, {n, columns}, rows.communication_between);
+  append_groups(file, stored, rows);
   append_column(file, "/validation_loss", 0, validations.loss);
   file.flush();
   append_column(file, "/step", stored, rows.step);
@@ -188,7 +252,7 @@ void append_rows(h5::File& file, std::uint64_t stored, const TraceRows& rows, st
 
 EarlierTrace read_earlier_trace(const h5::File& file, long first_step) {
   EarlierTrace earlier{.begin = first_step};
-  earlier.columns = columns_of(file);
+  earlier.width = width_of(file);
   earlier.rows = read_rows(file, first_step);
   earlier.validations = read_trace_validations(file);
   earlier.validations.truncate(first_step + 1);
@@ -203,9 +267,10 @@ EarlierTrace read_earlier_trace(const h5::File& file, long first_step) {
   return earlier;
 }
 
-void create_trace(const std::string& path, std::uint64_t columns, const EarlierTrace& earlier,
+void create_trace(const std::string& path, const TraceWidth& width, const EarlierTrace& earlier,
                   const std::string& provenance) {
-  reserve_space(path, provenance.size() + trace_bytes(earlier.rows.size(), columns, earlier.validations, earlier.gpus),
+  const std::uint64_t columns = width.columns;
+  reserve_space(path, provenance.size() + trace_bytes(earlier.rows.size(), width, earlier.validations, earlier.gpus),
                 ExitCode::output);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::output);
   file.write_attribute("/", "format", trace_format);
@@ -222,6 +287,7 @@ void create_trace(const std::string& path, std::uint64_t columns, const EarlierT
   file.create_growing_dataset<double>("/seconds", {0, columns, Trace::phases}, columns_chunk);
   file.create_growing_dataset<double>("/communication", {0, columns}, columns_chunk);
   file.create_growing_dataset<double>(between, {0, columns}, columns_chunk);
+  if (width.groups > 0) create_groups(file, width.groups);
   file.create_growing_dataset<std::int64_t>("/validation_step", {0}, chunk);
   file.create_growing_dataset<double>("/validation_loss", {0}, chunk);
   file.create_growing_dataset<std::int64_t>("/gpu_step", {0}, chunk);
@@ -229,7 +295,7 @@ void create_trace(const std::string& path, std::uint64_t columns, const EarlierT
   file.create_growing_dataset<double>("/gpu_clock", {0, columns}, columns_chunk);
   file.create_growing_dataset<std::uint64_t>("/gpu_reasons", {0, columns}, columns_chunk);
   append_gpus(file, 0, earlier.gpus);
-  append_rows(file, 0, earlier.rows, earlier.columns, earlier.validations);
+  append_rows(file, 0, earlier.rows, earlier.width.columns, earlier.validations);
   file.close();
 }
 

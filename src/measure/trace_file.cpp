@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <thread>
@@ -24,7 +23,9 @@ Busy held(const std::string& path) {
 }
 
 /// Bytes of a step's row in memory.
-std::uint64_t bytes_of_row(std::uint64_t columns) { return (4 + columns * (Trace::phases + 2)) * sizeof(double); }
+std::uint64_t bytes_of_row(const TraceWidth& width) {
+  return (4 + width.columns * measured_numbers) * sizeof(double) + width.groups * bytes_of_group;
+}
 
 /// The steps of [begin, end) that are missing in `steps`, which ascend, counted from 1 as in the log: "steps 3 to 7,
 /// 12"; empty where none is missing.
@@ -43,9 +44,9 @@ std::string missing_steps(const std::vector<std::int64_t>& steps, std::int64_t b
   return text;
 }
 
-/// Replaces trace.h5 by one with what stays of it, and a column for each of `ranks` and of the earlier run's ranks.
+/// Replaces trace.h5 by one with what stays of it, and room for rows of this width beside those of the earlier run.
 /// Throws Busy, and leaves the file, where another program has it open for writing.
-void start(const std::string& path, std::uint64_t ranks, long first_step, const std::string& provenance) {
+void start(const std::string& path, const TraceWidth& width, long first_step, const std::string& provenance) {
   EarlierTrace earlier{.begin = first_step};
   std::optional<h5::File> before;  // stays open, so that no other program writes to it, until the new file replaces it
   if (has_file(path, ExitCode::output)) {
@@ -66,7 +67,7 @@ void start(const std::string& path, std::uint64_t ranks, long first_step, const 
   }
   clear_own_partial(partial_of(path), ExitCode::output);
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
-    create_trace(partial, std::max(earlier.columns, ranks), earlier, provenance);
+    create_trace(partial, earlier.width.wider(width), earlier, provenance);
   });
 }
 
@@ -81,23 +82,15 @@ void reserve(const std::string& path, std::uint64_t bytes) {
   }
 }
 
-/// Collective. [steps, width] of each rank as [steps, ranks, width] on rank 0; empty elsewhere.
-std::vector<double> gather_columns(Comm& comm, const std::vector<double>& own, std::size_t width) {
-  const std::size_t bytes = width * sizeof(double);
-  const std::vector<std::string> parts =
-      comm.gather(std::string(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double)));
-  std::vector<double> all(parts.size() * own.size());
-  double* to = all.data();
-  for (std::size_t row = 0; row < own.size() / width; ++row) {
-    for (const std::string& part : parts) std::memcpy(std::exchange(to, to + width), part.data() + row * bytes, bytes);
-  }
-  return all;
-}
-
 }  // namespace
 
-TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance)
-    : comm_(comm), path_(path), first_step_(first_step), provenance_(provenance) {
+TraceFile::TraceFile(Comm& comm, const TraceColumns& columns, const std::string& path, long first_step,
+                     const std::string& provenance)
+    : comm_(comm),
+      width_{static_cast<std::uint64_t>(columns.count()), static_cast<std::uint64_t>(columns.groups())},
+      path_(path),
+      first_step_(first_step),
+      provenance_(provenance) {
   comm_.together([&] {
     if (!comm_.root()) return;
     try {
@@ -110,7 +103,7 @@ TraceFile::TraceFile(Comm& comm, const std::string& path, long first_step, const
 
 /// Replaces an earlier run's file by this run's.
 void TraceFile::begin() {
-  start(path_, comm_.size(), first_step_, provenance_);
+  start(path_, width_, first_step_, provenance_);
   own_ = open_to_read(path_, ExitCode::output);
   const h5::File file = h5::File::open(path_, MPI_COMM_NULL, ExitCode::output);
   stored_ = trace_sizes(file);
@@ -132,14 +125,10 @@ void TraceFile::require_own_file() {
 }
 
 void TraceFile::append(const TraceRows& rows) {
-  TraceRows all = rows;
-  all.seconds = gather_columns(comm_, rows.seconds, Trace::phases);
-  all.communication = gather_columns(comm_, rows.communication, 1);
-  all.communication_between = gather_columns(comm_, rows.communication_between, 1);
   // Rank 0 alone writes: if MPI wrote for all ranks, it would print a line of its own about every failure.
   comm_.together([&] {
     if (!comm_.root()) return;
-    waiting_.append(all);
+    waiting_.append(rows);
     write_or_wait();
   });
 }
@@ -197,10 +186,10 @@ void TraceFile::write_or_wait() {
 /// For rank 0. After an exception the next call writes the same rows again.
 void TraceFile::write_waiting() {
   require_own_file();
-  reserve(path_, trace_bytes(waiting_.size(), stored_.columns, validations_, gpus_));
+  reserve(path_, trace_bytes(waiting_.size(), stored_.width, validations_, gpus_));
   h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
   append_gpus(file, stored_.looks, gpus_);
-  append_rows(file, stored_.rows, waiting_, comm_.size(), validations_);
+  append_rows(file, stored_.rows, waiting_, width_.columns, validations_);
   file.close();
   stored_.looks += gpus_.step.size();
   stored_.rows += waiting_.size();
@@ -211,7 +200,7 @@ void TraceFile::write_waiting() {
 /// For rank 0. Keeps the newest rows, and what was seen of the GPUs meanwhile.
 void TraceFile::wait(const Busy& reason) {
   reason_ = reason.what();
-  const std::uint64_t row = bytes_of_row(comm_.size()), most = std::max<std::uint64_t>(max_waiting_rows / row, 1);
+  const std::uint64_t row = bytes_of_row(width_), most = std::max<std::uint64_t>(max_waiting_rows / row, 1);
   if (!std::exchange(held_, true)) {
     warn(
         fmt::format("{}; what is traced waits in memory, the newest {} steps at most, and is written once the file is "

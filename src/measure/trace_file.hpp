@@ -18,20 +18,21 @@ inline constexpr std::uint64_t max_waiting_rows = std::uint64_t{64} << 20;
 
 class TraceFile {
  public:
-  /// Collective. A run from step 0 starts a new file; a resumed one keeps the rows of steps < first_step and the
-  /// validations of steps <= first_step, says which rows are missing, and moves a damaged file out of the way. If
-  /// another program has the file open for writing, all of this waits. `provenance`, of rank 0, becomes the attribute
-  /// of this name; none where it is empty. Throws Error(output).
-  TraceFile(Comm& comm, const std::string& path, long first_step, const std::string& provenance = {});
+  /// Collective. `columns`: of the rows to come. A run from step 0 starts a new file; a resumed one keeps the rows of
+  /// steps < first_step and the validations of steps <= first_step, says which rows are missing, and moves a damaged
+  /// file out of the way. If another program has the file open for writing, all of this waits. `provenance`, of rank 0,
+  /// becomes the attribute of this name; none where it is empty. Throws Error(output).
+  TraceFile(Comm& comm, const TraceColumns& columns, const std::string& path, long first_step,
+            const std::string& provenance = {});
 
   /// For rank 0: all validations, which the next append writes.
   TraceValidations& validations() { return validations_; }
-  /// For rank 0: further looks at the GPUs of all ranks, which the next append writes.
+  /// For rank 0: further looks at the GPUs of all columns, which the next append writes.
   TraceGpus& gpus() { return gpus_; }
 
-  /// Collective. Rank 0 writes these rows and those that have waited. Where another program has the file open, they go
-  /// on waiting, and a warning says so. Throws Error(output) on all ranks alike; the file then still has its earlier
-  /// rows, and datasets other than /step may be longer, which readers ignore.
+  /// Collective. Rank 0 writes these rows, its own, and those that have waited. Where another program has the file
+  /// open, they go on waiting, and a warning says so. Throws Error(output) on all ranks alike; the file then still has
+  /// its earlier rows, and datasets other than /step may be longer, which readers ignore.
   void append(const TraceRows& rows);
   /// Collective. Appends the last rows. Where other programs do not let the file go within a few seconds, a copy with
   /// the rows takes its place if they only read it; else a warning says which rows are lost.
@@ -46,6 +47,7 @@ class TraceFile {
   void leave_to_readers();
 
   Comm& comm_;
+  TraceWidth width_;  ///< of this run's rows
   std::string path_;
   long first_step_;
   std::string provenance_;
@@ -54,7 +56,7 @@ class TraceFile {
   std::string reason_;         ///< why the last failed write failed
   bool held_ = false;          ///< another program had the file open at the last attempt to write
   std::uint64_t dropped_ = 0;  ///< steps whose rows were dropped since then
-  TraceRows waiting_;          ///< rows of all ranks that are not in the file yet
+  TraceRows waiting_;          ///< rows of all columns that are not in the file yet
   Descriptor own_;             ///< the file, to recognise it
   TraceSizes stored_;          ///< sizes in the file
   TraceValidations validations_;

@@ -33,6 +33,8 @@ void TraceRows::reserve(std::size_t steps) {
 
 void TraceRows::clear() {
   for (auto* column : {&step, &ranks}) column->clear();
+  for (auto* column : {&group_ranks, &slowest}) column->clear();
+  quantiles.clear();
   for (auto* column : {&tokens, &loss, &seconds, &communication, &communication_between}) column->clear();
 }
 
@@ -44,10 +46,14 @@ void TraceRows::append(const TraceRows& rows) {
   add(seconds, rows.seconds);
   add(communication, rows.communication);
   add(communication_between, rows.communication_between);
+  add(group_ranks, rows.group_ranks);
+  add(quantiles, rows.quantiles);
+  add(slowest, rows.slowest);
 }
 
 void TraceRows::drop(std::size_t steps) {
-  drop_rows(size(), steps, seconds, communication, communication_between, ranks, tokens, loss, step);
+  drop_rows(size(), steps, seconds, communication, communication_between, group_ranks, quantiles, slowest, ranks,
+            tokens, loss, step);
 }
 
 void TraceGpus::drop(std::size_t looks) { drop_rows(step.size(), looks, power, clock, reasons, step); }

@@ -6,13 +6,19 @@
 
 namespace nanorun {
 
-/// Rows of steps. A row has a column for each rank; between two writes each rank has its own column alone.
+/// Rows of steps, with columns for ranks or groups of ranks (src/measure/trace_columns.hpp); between two writes each
+/// rank has its own column alone.
 struct TraceRows {
   std::vector<std::int64_t> step, ranks;
   std::vector<double> tokens, loss;
   std::vector<double> seconds;                ///< [steps, columns, phases]
   std::vector<double> communication;          ///< [steps, columns], seconds
   std::vector<double> communication_between;  ///< [steps, columns], seconds: the part between nodes
+
+  // Where columns are groups; else empty, or zero in files that hold rows with groups too.
+  std::vector<std::int32_t> group_ranks;  ///< [steps, groups], number of ranks in the group
+  std::vector<float> quantiles;           ///< [steps, groups, quantities, quantile_count], seconds
+  std::vector<std::int32_t> slowest;      ///< [steps, groups, quantities], ranks
 
   std::size_t size() const { return step.size(); }
   void reserve(std::size_t steps);

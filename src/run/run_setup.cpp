@@ -47,8 +47,8 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
     check_outputs();
     take_over_directory();
     write_deck();
-    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, directory.path(), progress.step,
-                                    provenance_attribute);
+    trace = std::make_unique<Trace>(comm, context.stream(), config.trace, learner.tensor_comm.layout(),
+                                    directory.path(), progress.step, provenance_attribute);
   }
   comm.together([&] {
     if (!comm.root()) return;

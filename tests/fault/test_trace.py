@@ -1,6 +1,9 @@
 """What the trace says of ranks on several nodes, which one machine emulates (comm.ranks_per_node)."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 from harness import FaultTest, small_run
 
@@ -49,6 +52,39 @@ class Traces(FaultTest):
         self.assertAlmostEqual(told["avg_seconds"], communication.sum() / 4, places=5)
         self.assertAlmostEqual(told["between_seconds"], between.sum() / 4, places=5)
         self.assertEqual("  between nodes  " in job.text(), "between" in levels)
+
+
+    def test_quantiles_of_sixteen_ranks(self):
+        """Nodes of 5 ranks, the last of one; then 8 ranks with a column each, then 16 again."""
+        for ranks, steps, kept in ((16, 2, "quantiles"), (8, 4, "all"), (16, 6, "quantiles")):
+            job = self.train(ranks, *SMALL, "train.steps=6", "comm.ranks_per_node=5", f"trace.ranks={kept}",
+                             "trace.flush_every=2", *([] if steps == 6 else [f"stop.step={steps}"]),
+                             code=0 if steps == 6 else 75)
+            self.assertEqual(job.messages(), [])
+        folder = self.run_folder()
+        ranks, members, seconds, quantiles, slowest = self.datasets(folder, "ranks", "group_ranks", "seconds",
+                                                                    "quantiles", "slowest")
+        self.assertEqual(list(ranks), [16, 16, 8, 8, 16, 16])
+        self.assertEqual(seconds.shape[1], 8)
+        for step in range(6):
+            grouped = step not in (2, 3)
+            self.assertEqual(members[step].tolist(), [5, 5, 5, 1] if grouped else [0] * 4)
+            columns = seconds[step].sum(axis=1) > 0
+            self.assertEqual(columns.tolist(), [i < (4 if grouped else 8) for i in range(8)])
+            for group in range(4 if grouped else 0):
+                mean, (least, most) = seconds[step, group], quantiles[step, group, :13, ::4].T
+                self.assertTrue((least <= mean * 1.00001).all() and (mean <= most * 1.00001).all())
+                self.assertTrue(set(slowest[step, group]) <= set(range(5 * group, min(5 * group + 5, 16))))
+        self.check_tools(folder)
+
+    def check_tools(self, folder):
+        """The Python tools read and draw it."""
+        tools = Path(__file__).resolve().parents[2] / "jobscripts" / "tools"
+        job = subprocess.run([sys.executable, "-B", tools / "plot_run.py", folder], text=True, capture_output=True)
+        if "matplotlib" in job.stderr:
+            return
+        self.assertEqual(job.returncode, 0, job.stderr)
+        self.assertTrue((folder / "run.png").is_file())
 
 
 if __name__ == "__main__":

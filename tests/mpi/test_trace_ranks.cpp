@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 
 #include "kernels/ops.hpp"
 #include "src/measure/trace.hpp"
+#include "src/measure/trace_columns.hpp"
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 
@@ -42,10 +44,11 @@ TEST(TraceRanks, EachHasAColumnAndEvents) {
   TraceConfig config;
   config.json_steps = {3};
   config.flush_every = 30;
-  Trace first(test_comm(), compute.handle, config, folder / "", 0);
+  Trace first(test_comm(), compute.handle, config, NodeLayout::consecutive(test_comm().size(), 0), folder / "", 0);
   run_steps(first, collectives, 0, steps);
   first.finish();
-  Trace second(test_comm(), compute.handle, config, folder / "", steps / 2);
+  Trace second(test_comm(), compute.handle, config, NodeLayout::consecutive(test_comm().size(), 0), folder / "",
+               steps / 2);
   run_steps(second, collectives, steps / 2, steps);
   second.finish();
   const Trace::Summary summary = second.summarise();
@@ -83,6 +86,47 @@ TEST(TraceRanks, EachHasAColumnAndEvents) {
     EXPECT_EQ(names[rank], "rank " + std::to_string(rank));
     EXPECT_EQ(regions[rank], 1);
     EXPECT_EQ(transfers[rank], 1);
+  }
+}
+
+/// Nodes of two ranks, the last of which may have one.
+TEST(TraceRanks, OfANodeShareAColumn) {
+  if (ops::device_count() == 0) GTEST_SKIP() << "no device";
+  const TestStream compute, collectives;
+  const SharedFolder folder;
+  constexpr std::uint64_t steps = 70;  // more than travel at once
+  const int ranks = test_comm().size();
+  const auto nodes = static_cast<std::uint64_t>((ranks + 1) / 2);
+  TraceConfig config;
+  config.flush_every = 100;
+  config.ranks = TraceRanks::quantiles;
+  Trace trace(test_comm(), compute.handle, config, NodeLayout::consecutive(ranks, 2), folder / "", 0);
+  run_steps(trace, collectives, 0, steps);
+  trace.finish();
+  test_comm().barrier();
+
+  const h5::File file = h5::File::open(folder / "trace.h5");
+  ASSERT_EQ(file.growing_shape("/seconds"), (h5::Extent{steps, nodes, Trace::phases}));
+  ASSERT_EQ(file.growing_shape("/quantiles"), (h5::Extent{steps, nodes, quantities, quantile_count}));
+  std::vector<std::int32_t> members(steps * nodes), slowest(steps * nodes * quantities);
+  std::vector<float> quantiles(steps * nodes * quantities * quantile_count);
+  std::vector<double> seconds(steps * nodes * Trace::phases);
+  file.read<std::int32_t>("/group_ranks", {0, 0}, {steps, nodes}, std::span<std::int32_t>(members));
+  file.read<std::int32_t>("/slowest", {0, 0, 0}, {steps, nodes, quantities}, std::span<std::int32_t>(slowest));
+  file.read<float>("/quantiles", {0, 0, 0, 0}, {steps, nodes, quantities, quantile_count}, std::span<float>(quantiles));
+  file.read<double>("/seconds", {0, 0, 0}, {steps, nodes, Trace::phases}, std::span<double>(seconds));
+  constexpr auto forward = static_cast<std::size_t>(Phase::forward);
+  for (std::uint64_t at = 0; at < steps * nodes; ++at) {
+    const int first = 2 * static_cast<int>(at % nodes), last = std::min(first + 2, ranks);
+    EXPECT_EQ(members[at], last - first);
+    const float* const found = quantiles.data() + (at * quantities + forward) * quantile_count;
+    EXPECT_GE(found[0], 1e-3f * static_cast<float>(first + 1) * 0.999f);
+    EXPECT_GE(found[4], 1e-3f * static_cast<float>(last) * 0.999f);
+    EXPECT_TRUE(std::is_sorted(found, found + quantile_count));
+    EXPECT_GE(seconds[at * Trace::phases + forward], found[0] * 0.999);
+    EXPECT_LE(seconds[at * Trace::phases + forward], found[4] * 1.001);
+    const std::int32_t rank = slowest[at * quantities + forward];
+    EXPECT_TRUE(first <= rank && rank < last) << rank;
   }
 }
 

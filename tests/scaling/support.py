@@ -68,6 +68,37 @@ def write_trace(path, seconds, tokens, communication=None, between=None):
         file["validation_loss"] = np.zeros(0)
 
 
+SUMS = {"step": ("validation", "checkpoint"),
+        "work": ("validation", "checkpoint", "reduce_gradients", "gather_weights", "sync"),
+        "computing": ("validation", "checkpoint", "reduce_gradients", "gather_weights", "sync", "muon", "adam")}
+
+
+def write_groups(path, seconds, tokens, communication, between, ranks_per_group):
+    """trace.h5 as write_trace() writes it, but with a column for each group of ranks."""
+    import h5py
+    import numpy as np
+
+    def of_groups(values, make):
+        return np.stack([make(part, axis=1) for part in np.split(values, ranks // ranks_per_group, axis=1)], axis=1)
+
+    steps, ranks = seconds.shape[:2]
+    means = (of_groups(values, np.mean) for values in (seconds, communication, between))
+    sums = [seconds[:, :, [i for i, name in enumerate(PHASES) if name not in left_out]].sum(axis=2)
+            for left_out in SUMS.values()]
+    every = np.concatenate([seconds, np.stack([communication, between, *sums], axis=2)], axis=2)
+    first, second, third = means
+    write_trace(path, first, tokens, second, third)
+    with h5py.File(path, "a") as file:
+        file.attrs["quantities"] = ",".join([*PHASES, "communication", "communication_between", *SUMS])
+        file["ranks"][...] = ranks
+        file["group_ranks"] = np.full(first.shape[:2], ranks_per_group, np.int32)
+        quantiles = [of_groups(every, lambda part, axis, q=q: np.quantile(part, q, axis=axis))
+                     for q in (0, 0.25, 0.5, 0.75, 1)]
+        file["quantiles"] = np.stack(quantiles, axis=3).astype(np.float32)
+        offsets = ranks_per_group * np.arange(first.shape[1])[None, :, None]
+        file["slowest"] = (of_groups(every, np.argmax) + offsets).astype(np.int32)
+
+
 @functools.cache
 def planned(*words):
     """What the program plans for the model MODEL with overrides and options, as a dictionary."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from support import PHASES, ScalingTest, small_run, write_trace
+from support import PHASES, ScalingTest, small_run, write_groups, write_trace
 
 import plot_run
 import trace_file
@@ -67,17 +67,33 @@ class Levels(ScalingTest):
         return plot_run.bars_of(trace, plot_run.colours(trace["phases"]))
 
     def test_collectives_have_bars_where_there_are_several_nodes(self):
-        names, colours, seconds = self.bars(np.array([[0.1, 0.3]] * 4))
+        names, colours, mean, low, high = self.bars(np.array([[0.1, 0.3]] * 4))
         self.assertEqual(names, [*PHASES, "collectives inside nodes", "collectives between nodes"])
         self.assertEqual(len({str(colour) for colour in colours[-2:]} | {str(colour) for colour in colours[:-2]}),
                          len(names))
-        np.testing.assert_allclose(seconds[:, :, -2], [[0.4, 0.2]] * 4)
-        np.testing.assert_allclose(seconds[:, :, -1], [[0.1, 0.3]] * 4)
+        np.testing.assert_allclose([values[-2:] for values in (mean, low, high)], [[0.3, 0.2], [0.2, 0.1], [0.4, 0.3]])
 
     def test_one_node_and_earlier_programs_have_none(self):
         for between in (np.zeros((4, 2)), None):
-            names, _, seconds = self.bars(between)
-            self.assertEqual((names, seconds.shape), (list(PHASES), (4, 2, len(PHASES))))
+            names, _, *values = self.bars(between)
+            self.assertEqual(names, list(PHASES))
+            np.testing.assert_allclose(values, np.full((3, len(PHASES)), 0.1))
+
+    def test_whiskers_over_groups_reach_as_far_as_over_ranks(self):
+        draw = np.random.default_rng(0)
+        seconds = np.broadcast_to(draw.uniform(0.1, 0.2, (1, 8, len(PHASES))), (4, 8, len(PHASES)))
+        communication, between = (np.broadcast_to(draw.uniform(*range_, (1, 8)), (4, 8))
+                                  for range_ in ((0.5, 0.6), (0.1, 0.2)))
+        bars = []
+        for write, more in ((write_trace, ()), (write_groups, (4,))):
+            write("trace.h5", seconds, 1024, communication, between, *more)
+            trace = trace_file.read_trace("trace.h5")
+            plot_run.draw(Path(".").resolve(), trace, Path("run.png"))
+            bars.append(plot_run.bars_of(trace, plot_run.colours(trace["phases"])))
+        inside = list(bars[0][0]).index("collectives inside nodes")  # groups have no quantiles of it
+        self.assertEqual(bars[0][0], bars[1][0])
+        for of_ranks, of_groups in zip(bars[0][2:], bars[1][2:]):
+            np.testing.assert_allclose(np.delete(of_groups, inside), np.delete(of_ranks, inside), rtol=1e-6)
 
     def test_a_collective_between_nodes_has_a_colour_of_its_own(self):
         step = {"ph": "X", "name": "step 1", "cat": "step", "pid": 0, "tid": 0, "ts": 0, "dur": 2000}

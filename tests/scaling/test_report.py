@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 
 import numpy as np
-from support import PHASES, ScalingTest, small_run, study_text, write_plans, write_run
+from support import PHASES, ScalingTest, small_run, study_text, write_groups, write_plans, write_run
 
 import page
 from study import analysis, figures, gather, model, report
@@ -82,7 +82,8 @@ class Page(html.parser.HTMLParser):
 
 class Measurements(ScalingTest):
     def measure(self, seconds, communication=None, between=None):
-        study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[seconds.shape[1]]))
+        ranks = seconds.shape[1]
+        study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[ranks], sequences=max(4, ranks)))
         run, = study.runs()
         write_run(run.folder, seconds, TOKENS, communication, between)
         return gather.measure(run, WARMUP, STEPS)
@@ -122,6 +123,24 @@ class Measurements(ScalingTest):
         communication[:, 1] = 0.15
         self.assertAlmostEqual(self.measure(times(2), communication).overlap, 0.5, places=5)
 
+
+    def test_groups_of_ranks_say_what_ranks_say(self):
+        """Of 8 ranks, the last of which is slower, in groups of 4."""
+        draw = np.random.default_rng(0)
+        seconds = times(8) * draw.uniform(0.99, 1, (STEPS, 8, 1))
+        communication, between = draw.uniform(0.1, 0.2, (2, STEPS, 8)) * [[[2]], [[0.5]]]
+        each = self.measure(seconds, communication, between)
+        write_groups(each.run.folder / "trace.h5", seconds, TOKENS, communication, between, 4)
+        groups = gather.measure(each.run, WARMUP, STEPS)
+        for name in ("step", "tokens", "work_mean", "overlap", "between", "transfer", "waiting", "computing"):
+            self.assertAlmostEqual(getattr(groups, name), getattr(each, name), places=6, msg=name)
+        self.assertEqual((groups.slowest, groups.slowest_share), (each.slowest, each.slowest_share))
+        self.assertAlmostEqual(groups.spread, each.spread, delta=0.02)  # extremes of each step, not of the means
+        for name in PHASES[:9]:
+            self.assertAlmostEqual(groups.phases[name], each.phases[name], places=6)
+        for name, value in each.path.items():
+            self.assertAlmostEqual(groups.path[name], value, places=6, msg=name)
+        self.assertEqual(groups.work.shape, (2 * 5,))
 
     def test_communication_between_nodes(self):
         """A quarter of the 0.05 s per step in which computing waits for gradients and weights."""

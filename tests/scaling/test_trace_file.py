@@ -9,7 +9,7 @@ import signal
 from unittest import mock
 
 import numpy as np
-from support import PHASES, STEPS, ToolsTest, small_run, write
+from support import PHASES, STEPS, ToolsTest, small_run, write, write_groups
 
 import plot_run
 import tool
@@ -89,6 +89,42 @@ class TraceFile(ToolsTest):
                 self.change_trace(None, phases=phases)
                 with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
                     trace_file.read_trace(self.run / "trace.h5")
+
+    def write_groups(self):
+        """The trace of 6 ranks in groups of 3."""
+        shape = (STEPS, 6)
+        write_groups(self.run / "trace.h5", np.full((*shape, len(PHASES)), 0.1), 1024, np.full(shape, 0.3),
+                     np.full(shape, 0.1), 3)
+
+    def test_groups_of_ranks(self):
+        self.write_groups()
+        trace = trace_file.read_trace(self.run / "trace.h5")
+        self.assertTrue(trace["grouped"].all())
+        np.testing.assert_array_equal(trace["ranks_of"], np.full((STEPS, 2), 3))
+        for quantity, phases in (("forward", 1), ("step", len(PHASES) - 2), ("computing", len(PHASES) - 7)):
+            for values in trace_file.extremes(trace, quantity):
+                np.testing.assert_allclose(values, 0.1 * phases, rtol=1e-6)
+        np.testing.assert_allclose(trace_file.mean_over_ranks(trace, trace["seconds"]), 0.1)
+
+    def test_groups_that_cannot_be(self):
+        self.write_groups()
+        whole = (self.run / "trace.h5").read_bytes()
+        quantiles = np.full((STEPS, 2, len(PHASES) + 5, 5), 0.1, np.float32)
+        cases = [("group_ranks", np.full((STEPS, 2), 4)), ("group_ranks", np.full((STEPS, 2), [7, -1])),
+                 ("group_ranks", np.zeros((STEPS, 2), int)), ("group_ranks", np.full((STEPS, 3), 2)),
+                 ("group_ranks", 3), ("quantiles", quantiles[:, :1]), ("quantiles", -quantiles),
+                 ("quantiles", np.full_like(quantiles, np.nan)), ("slowest", np.full((STEPS, 2, len(PHASES) + 5), 6)),
+                 ("slowest", np.full((STEPS, 2), 0))]
+        for name, values in cases:
+            with self.subTest(name=name, values=values):
+                write(self.run / "trace.h5", whole)
+                self.change_trace(name, values)
+                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
+                    trace_file.read_trace(self.run / "trace.h5")
+        write(self.run / "trace.h5", whole)
+        self.change_trace(None, quantities="forward,backward")
+        with self.assertRaisesRegex(tool.ToolError, "the quantities are those of another program"):
+            trace_file.read_trace(self.run / "trace.h5")
 
     def test_rows_that_are_not_whole_are_left_out(self):
         import h5py

@@ -79,7 +79,7 @@ class TraceTest : public testing::Test {
   }
 
   std::unique_ptr<Trace> trace(long first_step = 0) {
-    return std::make_unique<Trace>(test_comm(), compute_, config_, folder_ / "", first_step);
+    return std::make_unique<Trace>(test_comm(), compute_, config_, NodeLayout(), folder_ / "", first_step);
   }
 
   Content read() const {

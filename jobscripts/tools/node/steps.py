@@ -62,10 +62,10 @@ def add_phases(stages, output):
     missing."""
     np = tool.need("h5py", "numpy")
     from study.gather import measure_overlap, middle_half
-    from trace_file import read_trace
+    from trace_file import mean_over_ranks, read_trace
 
     trace = read_trace(output / "trace.h5")
-    seconds = trace["seconds"].filled(0)
+    seconds, over_ranks = trace["seconds"].filled(0), mean_over_ranks(trace, trace["seconds"])
     for stage in stages:
         rows = np.flatnonzero(np.isin(trace["step"], np.array(stage["counted"]) - 1))
         if not len(rows):
@@ -73,8 +73,7 @@ def add_phases(stages, output):
         names = [name for name in trace["phases"] if name in PHASES + REST]
         columns = [trace["phases"].index(name) for name in names]
         rows = rows[middle_half(seconds[rows][:, :, columns].sum(axis=2).max(axis=1))]
-        ranks = int(trace["ranks"][rows[0]])
-        means = dict(zip(names, seconds[rows][:, :ranks, columns].mean(axis=(0, 1)) * 1e3))
+        means = dict(zip(names, over_ranks[rows][:, columns].mean(axis=0) * 1e3))
         stage["phases_ms"] = {name: float(means[name]) for name in PHASES if name in means}
         stage["phases_ms"]["rest"] = float(sum(means[name] for name in REST if name in means))
         hidden = measure_overlap(trace, rows)

@@ -189,17 +189,18 @@ def draw_split(axes, analysis):
 
 
 def draw_ranks(axes, analysis):
-    """A dot a rank; the one with the most work is marked."""
+    """A dot a rank, or a quantile of a group of ranks; the most work is marked."""
     named = points_axis(axes, analysis)(7)
     for x, m in enumerate(analysis.points):
         work = 1e3 * m.work
         offsets = np.linspace(-0.22, 0.22, len(work)) if len(work) > 1 else [0]
         axes.plot(x + np.array(offsets), work, "o", markersize=6 if len(work) <= 16 else 3, color=COMPUTE, alpha=0.75,
                   markeredgewidth=0)
-        axes.plot(x + offsets[m.slowest], work[m.slowest], "o", markersize=8, color=ACCENT, markeredgewidth=0)
+        most = work.argmax()
+        axes.plot(x + offsets[most], work[most], "o", markersize=8, color=ACCENT, markeredgewidth=0)
         if len(work) > 1 and x in named:
-            axes.annotate(f"rank {m.slowest}\n+{m.work.max() / m.work.mean() - 1:.1%}",
-                          (x + offsets[m.slowest], work[m.slowest]), xytext=(0, 8), textcoords="offset points",
+            axes.annotate(f"rank {m.slowest}\n+{m.excess:.1%}",
+                          (x + offsets[most], work[most]), xytext=(0, 8), textcoords="offset points",
                           ha="center", va="bottom", fontsize=8, color=ACCENT)
     axes.set_ylim(0, 1.22 * max(1e3 * m.work.max() for m in analysis.points))
     axes.set(title="Spread over ranks", ylabel="ms outside of collectives")

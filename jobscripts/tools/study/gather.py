@@ -11,13 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import tool
-from trace_file import COMMUNICATION, read_trace
+from trace_file import SUMS, extremes, mean_over_ranks, quantiles_of, read_trace
 
 from .launch import finished
 
-# Phases of which a study measures nothing.
-OUTSIDE = {"validation", "checkpoint"}
-UPDATES = {"muon", "adam"}
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
 COLLECTIVES = ("sync", "reduce_gradients", "gather_weights")
 TRANSFERS = ("reduce_gradients", "gather_weights")  # phases that send gradients and weights, as /communication has them
@@ -32,8 +29,9 @@ class Measurement:
     step: float
     phases: dict  # phase -> mean over ranks
     path: dict  # computing, muon, adam: slowest rank of each step; collectives: quickest rank, who waits least
-    work: np.ndarray  # [ranks] outside of collectives
-    slowest: int  # rank with most of it
+    work: np.ndarray  # outside of collectives, of each rank; where the trace has groups of ranks, quantiles of each
+    work_mean: float  # over the ranks
+    slowest: int  # rank with most of it; where the trace has groups, the one that has most in most steps
     slowest_share: float  # share of the counted steps in which that rank was the slowest
     overlap: float  # share of the communication that ran beside computing; nan without any
     between: float  # share of the communication that went between nodes; nan without any
@@ -75,7 +73,12 @@ class Measurement:
     @property
     def spread(self):
         """(most - least) / mean over the ranks of the time outside of collectives."""
-        return (self.work.max() - self.work.min()) / self.work.mean()
+        return (self.work.max() - self.work.min()) / self.work_mean
+
+    @property
+    def excess(self):
+        """How much more time than the mean the slowest rank spends outside of collectives: a share of the mean."""
+        return float(self.work.max() / self.work_mean - 1)
 
 
 def middle_half(times):
@@ -84,30 +87,41 @@ def middle_half(times):
     return np.sort(np.argsort(times, kind="stable")[quarter:len(times) - quarter])
 
 
-def critical_path(seconds, phases):
-    """The mean over the steps of what each part of a step takes on the rank that determines it. `seconds` [steps,
-    ranks, phases]."""
-    def part(names):
-        return seconds[:, :, [i for i, name in enumerate(phases) if name in names]].sum(axis=2)
+def critical_path(trace, rows):
+    """The mean over these rows of what each part of a step takes on the rank that determines it."""
+    path = {name: float(extremes(trace, name)[1][rows].mean()) for name in ("computing", "muon", "adam")}
+    return path | {name: float(extremes(trace, name)[0][rows].mean()) for name in COLLECTIVES}
 
-    computing = set(phases) - set(COMMUNICATION) - OUTSIDE - UPDATES
-    slowest = {"computing": computing, "muon": {"muon"}, "adam": {"adam"}}
-    path = {name: float(part(names).max(axis=1).mean()) for name, names in slowest.items()}
-    return path | {name: float(part({name}).min(axis=1).mean()) for name in COLLECTIVES}
+
+def work_of(trace, rows):
+    """`work`, `work_mean`, `slowest` and `slowest_share` of a Measurement."""
+    parts = [i for i, name in enumerate(trace["phases"]) if name not in SUMS["work"]]
+    seconds = trace["seconds"][rows][:, :, parts].sum(axis=2).filled(0)  # [rows, columns]
+    mean = float((seconds * trace["ranks_of"][rows]).sum(axis=1).mean() / trace["ranks"][rows][0])
+    if not trace["grouped"][rows].any():
+        work = seconds[:, :trace["ranks"][rows][0]]
+        slowest = int(work.mean(axis=0).argmax())
+        return work.mean(axis=0), mean, slowest, float((work.argmax(axis=1) == slowest).mean())
+    quantiles = quantiles_of(trace, "work")[rows]
+    slowest = trace["slowest"][rows, quantiles[:, :, -1].argmax(axis=1), trace["quantities"].index("work")]
+    named, steps = np.unique(slowest, return_counts=True)
+    return quantiles.mean(axis=0).compressed(), mean, int(named[steps.argmax()]), float(steps.max() / len(rows))
 
 
 def measure_overlap(trace, rows):
     """Share of the communication that ran beside computing, in the given rows of trace.h5; nan without communication.
     /communication has the time of all of it; the phases have the part that computing waited for."""
-    total = trace["communication"][rows].sum()
-    exposed = trace["seconds"][rows][:, :, [trace["phases"].index(name) for name in TRANSFERS]].sum()
+    total = mean_over_ranks(trace, trace["communication"])[rows].sum()
+    parts = [trace["phases"].index(name) for name in TRANSFERS]
+    exposed = mean_over_ranks(trace, trace["seconds"])[rows][:, parts].sum()
     return round(max(0.0, 1 - exposed / total), 6) if total > 0 else float("nan")
 
 
 def measure_between(trace, rows):
     """Share of the communication in these rows that went between nodes; nan without communication."""
-    total = trace["communication"][rows].sum()
-    return float(trace["communication_between"][rows].sum() / total) if total > 0 else float("nan")
+    total, between = (mean_over_ranks(trace, trace[name])[rows].sum()
+                      for name in ("communication", "communication_between"))
+    return float(between / total) if total > 0 else float("nan")
 
 
 def count_hosts(path):
@@ -150,23 +164,21 @@ def measure(run, warmup, steps):
     if len(trace["step"]) != steps or any(trace["ranks"] != run.ranks):
         raise tool.ToolError(f"{path}: holds {len(trace['step'])} steps of {steps}")
     phases = trace["phases"]
-    counted = [i for i, name in enumerate(phases) if name not in OUTSIDE]
-    seconds = trace["seconds"].filled(0)[warmup:]
-    times = seconds[:, :, counted].sum(axis=2).max(axis=1)
+    if trace["grouped"].any() and not trace["grouped"].all():
+        raise tool.ToolError(f"{path}: some steps have columns for ranks, others for groups of ranks")
+    times = extremes(trace, "step")[1][warmup:]
     middle = middle_half(times)
-    outside = [i for i in counted if phases[i] not in COMMUNICATION]
-    work = seconds[middle][:, :, outside].sum(axis=2)  # [steps, ranks]
-    mean = work.mean(axis=0)
-    if not mean.min() > 0:
+    rows = warmup + middle
+    means = mean_over_ranks(trace, trace["seconds"])[rows]  # [steps, phases]
+    work, work_mean, slowest, slowest_share = work_of(trace, rows)
+    if not work.min() > 0:
         raise tool.ToolError(f"{path}: a rank that takes no time")
-    slowest = int(mean.argmax())
     gpus, gpu_looks = read_gpus(run.folder / "summary.json")
     return Measurement(
-        run=run, tokens=float(trace["tokens"][warmup + middle].mean()), step=float(times[middle].mean()),
-        phases={phases[i]: float(seconds[middle][:, :, i].mean()) for i in counted},
-        path=critical_path(seconds[middle], phases), work=mean, slowest=slowest,
-        slowest_share=float((work.argmax(axis=1) == slowest).mean()),
-        overlap=measure_overlap(trace, warmup + middle), between=measure_between(trace, warmup + middle),
+        run=run, tokens=float(trace["tokens"][rows].mean()), step=float(times[middle].mean()),
+        phases={name: float(means[:, i].mean()) for i, name in enumerate(phases) if name not in SUMS["step"]},
+        path=critical_path(trace, rows), work=work, work_mean=work_mean, slowest=slowest, slowest_share=slowest_share,
+        overlap=measure_overlap(trace, rows), between=measure_between(trace, rows),
         provenance=read_provenance(run.folder / "summary.json"),
         hosts=count_hosts(run.folder / "summary.json"),
         gpus=gpus, gpu_looks=gpu_looks)

@@ -102,7 +102,7 @@ def ranks_table(analysis):
     rows = [["ranks", "slowest rank", "share of steps", "spread", "most", "mean", "least"]]
     for m in analysis.points:
         rows.append([f"{m.ranks:,}", m.slowest, share(m.slowest_share), f"{m.spread:.1%}",
-                     seconds(m.work.max()), seconds(m.work.mean()), seconds(m.work.min())])
+                     seconds(m.work.max()), seconds(m.work_mean), seconds(m.work.min())])
     return table(rows)
 
 

@@ -205,7 +205,7 @@ TEST_F(TraceFileTest, AFileThatAnotherWritesIsNotReplaced) {
 TEST_F(TraceFileTest, RowsThatWaitHaveABound) {
   constexpr std::uint64_t row = (6 + Trace::phases) * sizeof(double), most = max_waiting_rows / row,
                           steps = most + 1000;
-  TraceFile file(test_comm(), folder_ / "trace.h5", 0);
+  TraceFile file(test_comm(), TraceColumns(TraceRanks::all, NodeLayout()), folder_ / "trace.h5", 0);
   TraceRows rows;
   rows.step.resize(steps);
   std::iota(rows.step.begin(), rows.step.end(), 0);

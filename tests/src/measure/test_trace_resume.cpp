@@ -155,7 +155,7 @@ TEST_F(TraceResumeTest, ResumeMovesAFileOfImpossiblyManyRanksAside) {
   testing::internal::CaptureStderr();
   trace(1)->finish();
   const std::string warning = testing::internal::GetCapturedStderr();
-  EXPECT_NE(warning.find("/seconds: has an impossible shape: 1048577 ranks; the file is kept as "), std::string::npos)
+  EXPECT_NE(warning.find("/seconds: has an impossible shape: 1048577 columns; the file is kept as "), std::string::npos)
       << warning;
   EXPECT_EQ(h5::File::open(folder_ / "trace.h5").growing_shape("/seconds"), (h5::Extent{0, 1, Trace::phases}));
 }
