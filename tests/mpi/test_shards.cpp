@@ -9,6 +9,7 @@
 #include "src/shard/shard.hpp"
 #include "src/shard/synthetic.hpp"
 #include "src/storage/h5.hpp"
+#include "tests/support/consecutive.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/failed_writes.hpp"
@@ -211,7 +212,7 @@ TEST(Loaders, TheRanksRowsMakeUpEachStep) {
   EXPECT_EQ(make_shard(folder, tokens), "");
   const int ranks = test_comm().size(), own = sequences / ranks, first = test_comm().rank() * own;
   Loader loader(TokenStream({read_shard_info(folder / "a.h5")}, StepPlan({sequences, length}), EndOfData::wrap), {}, 0,
-                first, own, 50257, 2);
+                consecutive(first, own), 50257, 2);
   for (int step = 0; step < 40; ++step) {
     const auto rows = loader.next();
     ASSERT_EQ(rows.size(), static_cast<std::size_t>(own) * (length + 1));
