@@ -16,6 +16,7 @@ from support import ROOT, Page, ToolTest, small_run
 import benchmark
 import deadline
 import machines
+import program
 import tool
 from program import Program
 
@@ -92,6 +93,14 @@ class Verdicts(BenchmarkTest):
         self.assertLessEqual(abs(found["loss"] - found["reference"]["loss"]), found["reference"]["tolerance"])
         self.assertEqual((found["figures"]["timed_steps"], [run["steps"] for run in found["runs"]]), (24, [40]))
         self.assertGreater(found["figures"]["tokens_per_second"], 0)
+
+    def test_the_stored_references_of_growing_work_hold(self):
+        """Those of inputs/benchmark/small.toml for one and for two ranks."""
+        said, _, found = self.bench("--weak", "--ranks", 2, "--efficiency", size="small")
+        self.assertTrue(said.endswith("\nPASSED\n"), said)
+        self.assertEqual([(run["name"], run["sequences"]) for run in found["runs"]], [("fixed", 2), ("one_rank", 1)])
+        self.assertNotEqual(found["runs"][0]["loss"], found["runs"][1]["loss"])
+        self.assertGreater(found["figures"]["efficiency"], 0)
 
     def test_references_and_faults(self):
         """The loss of one rank is a reference for two; a wrong one and a wrong learning rate are found."""
@@ -255,6 +264,18 @@ class Work(BenchmarkTest):
         self.assertEqual(names(4, 4, hosts={"a": 2, "b": 2}, work=self.read()),
                          ([("one_rank", 1, 4), ("one_node", 2, 4)], ""))
         self.assertEqual(names(2, 2, hosts={"a": 1, "b": 1}), ([("one_rank", 1, 1)], ""))
+
+    def test_srun_keeps_a_base_run_on_one_node(self):
+        commands, kept = [], program.run_to_end
+        program.run_to_end = lambda command, log, saves: commands.append(command) or 0
+        self.addCleanup(setattr, program, "run_to_end", kept)
+        for launcher in program.LAUNCHERS:
+            start = SimpleNamespace(path="nanorun", launcher=program.LAUNCHERS[launcher],
+                                    on_one_node=program.ON_ONE_NODE[launcher])
+            for on_one_node in (False, True):
+                Program.start(start, 8, ("train",), Path("log"), on_one_node=on_one_node)
+        self.assertEqual([command[:-3] for command in commands], [["mpirun", "-n"], ["mpirun", "-n"], ["srun", "-n"],
+                                                                  ["srun", "--nodes=1", "-n"]])
 
     def test_ranks(self):
         for devices, expected in ((1, 1), (2, 2), (3, 2), (7, 4), (64, 8)):
