@@ -23,20 +23,15 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 
 import program
 import tool
+from benchmark_file import FIXED, OWNED, OWNER, read_benchmark
 from metrics import Metrics
-from program import BUILDS, ROOT, Program
+from program import ROOT, Program
 from study.program import check_deck
 
 SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
-PROVENANCE = ("machine", "date", "commit", "command")  # fields of a reference
-# Overrides of every run: the same work on any number of ranks, and nothing beside it.
-FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
-         "validation.tokens=0", "checkpoint.every=0", "checkpoint.milestone_every=0", "checkpoint.at_end=false",
-         "checkpoint.restart=none", "trace.enabled=true")
-OWNED = ("run.name", "run.outputs", "model.vocabulary", "train.steps", "train.sequences", "train.length", "data.train",
-         "checkpoint.weights", "stop.step", *(line.split("=")[0] for line in FIXED))
+FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suites of benchmarks
 
 
 def parse_arguments():
@@ -44,82 +39,27 @@ def parse_arguments():
     parser.add_argument("--size", default="", metavar="full|small|FILE",
                         help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
                              "small on CPUs)")
+    parser.add_argument("--weak", action="store_true", help="weak scaling: a step has one sequence per rank")
+    parser.add_argument("--sequences", type=int, metavar="N",
+                        help="with --weak: sequences of a step, a multiple of the ranks")
     parser.add_argument("--minutes", type=float, metavar="M",
                         help="a further run takes what is left of so many minutes, and gives the figures")
-    parser.add_argument("--efficiency", action="store_true", help="the same work on one rank too")
+    parser.add_argument("--efficiency", action="store_true",
+                        help="the same work on one rank too, and on one node if there are several")
+    parser.add_argument("--against", type=pathlib.Path, action="append", default=[], metavar="RESULT",
+                        help="a benchmark.json of one rank or of one node, from which the efficiency follows; may be "
+                             "repeated")
     parser.add_argument("--out", type=tool.directory, default=pathlib.Path("outputs/benchmark"), metavar="DIR",
                         help="directory of the result and of the runs (default: %(default)s)")
-    arguments = program.parse(parser, OWNED, "the benchmark")
+    arguments = program.parse(parser, OWNED, OWNER)
     if arguments.minutes is not None and not 0 < arguments.minutes <= 10**5:
         raise tool.ToolError(f"--minutes must be a positive number, not {arguments.minutes:g}")
+    if arguments.sequences is not None and not (arguments.weak and 1 <= arguments.sequences <= 10**6):
+        raise tool.ToolError("--sequences must be a positive whole number, with --weak")
     return arguments
 
 
 # --- What is run ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reference:
-    loss: float
-    tolerance: float
-    facts: dict  # PROVENANCE
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A file of inputs/benchmark."""
-
-    path: pathlib.Path
-    deck: pathlib.Path
-    vocabulary: int
-    seed: int
-    entropy_rate: float  # nats per token
-    sequences: int  # sequences of a step, on all ranks together
-    length: int
-    checked: int  # step whose loss is compared; those after it are timed
-    steps: int
-    overrides: tuple
-    references: dict  # build -> Reference
-
-    @property
-    def size(self):
-        return self.path.stem
-
-    @property
-    def step_tokens(self):
-        return self.sequences * self.length
-
-
-def read_reference(table, path, where):
-    facts = {key: tool.field(table, key, str, path) for key in PROVENANCE}
-    for key in table.keys() - {"loss", "tolerance", *PROVENANCE}:
-        raise tool.ToolError(f"{path}: [{where}]: {key} is no key of a reference")
-    return Reference(tool.field(table, "loss", float, path, least=0),
-                     tool.field(table, "tolerance", float, path, least=1e-12, most=1), facts)
-
-
-def read_benchmark(path):
-    """Reads a file of inputs/benchmark. Throws ToolError."""
-    tables = tool.read_toml(path)
-    for name in tables.keys() - {"benchmark", "reference"}:
-        raise tool.ToolError(f"{path}: [{name}] is no section of a benchmark; sections: benchmark, reference")
-    table = tool.field(tables, "benchmark", dict, path)
-    numbers = {key: tool.field(table, key, int, path, least=1, most=2**31 - 1)
-               for key in ("vocabulary", "seed", "sequences", "length", "checked", "steps")}
-    for key in table.keys() - numbers.keys() - {"deck", "entropy_rate", "overrides"}:
-        raise tool.ToolError(f"{path}: {key} is no key of a benchmark")
-    if numbers["checked"] + 4 > numbers["steps"]:
-        raise tool.ToolError(f"{path}: steps should be more than checked by 4 at least")
-    overrides = tool.field(table, "overrides", list, path)
-    program.require_overrides(overrides, f"{path}: overrides", OWNED, "the benchmark")
-    references = tool.field(tables, "reference", dict, path) if "reference" in tables else {}
-    for build in references:
-        if build not in BUILDS:
-            raise tool.ToolError(f"{path}: [reference.{build}]: the builds are {', '.join(BUILDS)}")
-    return Benchmark(path, path.parent / tool.field(table, "deck", str, path), **numbers,
-                     entropy_rate=tool.field(table, "entropy_rate", float, path, least=0), overrides=tuple(overrides),
-                     references={build: read_reference(tool.field(references, build, dict, path), path,
-                                                       f"reference.{build}") for build in references})
 
 
 @dataclass
@@ -129,12 +69,14 @@ class Run:
     folder: pathlib.Path
     ranks: int
     steps: int
+    sequences: int = 0  # of a step, on all ranks together
     arguments: tuple = ()  # arguments of the program
     code: int = 0  # exit code
     seconds: float = math.nan  # from start to end
     times: list = field(default_factory=list)  # seconds of the timed steps
     summary: dict = field(default_factory=dict)
-    loss: float = math.nan  # loss of the checked step
+    loss: float = math.nan  # of the checked step
+    gradient_norm: float = math.nan  # of the checked step
     mfu: float = math.nan
     trouble: str = ""  # what is wrong with it
 
@@ -159,24 +101,26 @@ class Machine:
 
     def make_shard(self, benchmark):
         """Makes the token shard that holds the tokens of all steps of the first run. Longer runs read it again."""
-        tokens = str((benchmark.steps + 1) * benchmark.step_tokens)
+        tokens = str((benchmark.steps + 1) * benchmark.sequences * benchmark.length)
         self.program.call("shard", str(self.out / "data"), "--force", "--synthetic", tokens, "--tokens-per-shard",
                           tokens, "--seed", str(benchmark.seed), "--vocabulary", str(benchmark.vocabulary),
                           "--end-of-text", str(benchmark.vocabulary - 1))
 
-    def run(self, benchmark, name, ranks, steps):
-        own = (f"run.name={name}", f"run.outputs={tool.toml_string(self.out / 'runs')}",
-               f"model.vocabulary={benchmark.vocabulary}", f"train.sequences={benchmark.sequences}",
+    def run(self, benchmark, name, ranks, steps, sequences):
+        own = [f"run.name={name}", f"run.outputs={tool.toml_string(self.out / 'runs')}",
+               f"model.vocabulary={benchmark.vocabulary}", f"train.sequences={sequences}",
                f"train.length={benchmark.length}", f"train.steps={steps}",
-               f"data.train=[{tool.toml_string(program.pattern(self.out / 'data.h5'))}]")
-        return Run(self.out / "runs" / name, ranks, steps,
+               f"data.train=[{tool.toml_string(program.pattern(self.out / 'data.h5'))}]"]
+        if benchmark.weak:
+            own.append(f"data.distinct_sequences={benchmark.sequences}")
+        return Run(self.out / "runs" / name, ranks, steps, sequences,
                    ("train", str(benchmark.deck), *FIXED, *benchmark.overrides, *own, *self.overrides))
 
-    def start(self, run):
+    def start(self, run, on_one_node=False):
         """Starts a run and waits for its end."""
         tool.say(f"{run.name}: {run.steps} steps on {run.ranks} rank{'s' if run.ranks > 1 else ''}")
         begin = time.monotonic()
-        run.code = self.program.start(run.ranks, run.arguments, run.log)
+        run.code = self.program.start(run.ranks, run.arguments, run.log, on_one_node=on_one_node)
         run.seconds = time.monotonic() - begin
 
 
@@ -212,7 +156,8 @@ def gather(run, benchmark):
         run.trouble = str(error)
         return
     timed = metrics.steps[benchmark.checked:]
-    run.loss = metrics.steps[benchmark.checked - 1]["loss"]
+    checked = metrics.steps[benchmark.checked - 1]
+    run.loss, run.gradient_norm = checked["loss"], checked.get("gradient_norm", math.nan)
     run.times = [line["ms"] / 1e3 for line in timed]
     run.mfu = sum(line.get("mfu", math.nan) * line["ms"] for line in timed) / sum(line["ms"] for line in timed)
 
@@ -231,9 +176,24 @@ def slowest_rank(run, benchmark):
     return found.slowest, found.excess
 
 
+def difference(run, expected):
+    """What is off in the checked step of a run; empty where nothing is."""
+    off = run.loss - expected.loss
+    if not abs(off) <= expected.tolerance:
+        return (f"the loss {run.loss:.6f} is off the reference {expected.loss:.6f} by {off:+.1e}, the tolerance is "
+                f"{expected.tolerance:g}")
+    if expected.gradient_norm is None:
+        return ""
+    off = run.gradient_norm / expected.gradient_norm - 1
+    if not abs(off) <= expected.norm_tolerance:
+        return (f"the gradient norm {run.gradient_norm:.6g} is off the reference {expected.gradient_norm:.6g} by "
+                f"{100 * off:+.1e} %, the tolerance is {100 * expected.norm_tolerance:g} %")
+    return ""
+
+
 def judge(benchmark, build, runs):
     """PASSED, FAILED or NO REFERENCE, and why."""
-    reference = benchmark.references.get(build)
+    unknown = ""
     for run in runs:
         if run.trouble:
             return "FAILED", f"{run.name}: {run.trouble}"
@@ -242,28 +202,57 @@ def judge(benchmark, build, runs):
         if run.loss < benchmark.entropy_rate:
             return "FAILED", (f"{run.name}: the loss {run.loss:.6f} is below the entropy rate of the tokens, "
                               f"{benchmark.entropy_rate:g}: the model sees what it is to predict")
-        if reference and not abs(run.loss - reference.loss) <= reference.tolerance:
-            return "FAILED", (f"{run.name}: the loss {run.loss:.6f} is off the reference {reference.loss:.6f} by "
-                              f"{run.loss - reference.loss:+.1e}, the tolerance is {reference.tolerance:g}")
-    if reference is None:
-        return "NO REFERENCE", f"{benchmark.path} has no [reference.{build}]"
-    return "PASSED", ""
+        expected = benchmark.expected(build, run.sequences)
+        if expected is None:
+            unknown = unknown or f"{benchmark.path} has no [{benchmark.section(build)}]" + (
+                f" for steps of {run.sequences} sequences" if build in benchmark.references else "")
+        elif off := difference(run, expected):
+            return "FAILED", f"{run.name}: {off}"
+    return ("NO REFERENCE", unknown) if unknown else ("PASSED", "")
 
 
-def figures(benchmark, runs):
+def energy(run, tokens_per_second):
+    """Joules that the GPUs take for a token; None where the power of one of them is not known."""
+    watts = [gpu.get("avg_power_watts", 0) for gpu in run.summary.get("gpus", [])]
+    return sum(watts) / tokens_per_second if watts and min(watts) > 0 else None
+
+
+def rate(sequences, ranks, step):
+    """Sequences per second of a rank."""
+    return sequences / (ranks * step)
+
+
+def base_rates(runs, given):
+    """Name of a base ("rank", "node") -> its number of ranks and rate, from runs of this call, else from results."""
+    found = {}
+    for result in given:
+        ranks, sequences = (tool.field(result.facts, key, int, result.path, least=1) for key in ("ranks", "sequences"))
+        found["rank" if ranks == 1 else "node"] = ranks, rate(sequences, ranks, result.figure("step_ms") / 1e3)
+    for run in runs:
+        if run.name in ("one_rank", "one_node") and not run.trouble:
+            found[run.name.removeprefix("one_")] = run.ranks, rate(run.sequences, run.ranks,
+                                                                   statistics.median(run.times))
+    return found
+
+
+def figures(benchmark, runs, given=()):
     """Figures of merit of the longest run on all ranks: name -> number, None where it is not known."""
     run = max((run for run in runs if run.ranks == runs[0].ranks), key=lambda run: run.steps)
     if run.trouble:
         return {}
     median = statistics.median(run.times)
-    alone = next((other for other in runs if other.name == "one_rank" and not other.trouble), None)
+    own = rate(run.sequences, run.ranks, median)
+    bases = base_rates(runs, given)
+    node_ranks, node_rate = bases.get("node", (None, math.nan))
     rank, excess = slowest_rank(run, benchmark)
+    tokens_per_second = run.sequences * benchmark.length * len(run.times) / sum(run.times)
     found = {
-        "tokens_per_second": benchmark.step_tokens * len(run.times) / sum(run.times),
-        "mfu": run.mfu if math.isfinite(run.mfu) else None,
+        "tokens_per_second": tokens_per_second, "seconds_per_20m_tokens": FIXED_TOKENS / tokens_per_second,
+        "joules_per_token": energy(run, tokens_per_second), "mfu": run.mfu if math.isfinite(run.mfu) else None,
         "time_to_first_step_seconds": runs[0].summary.get("time_to_first_step_seconds"),
         "step_ms": 1e3 * median, "timed_steps": len(run.times), "timed_seconds": sum(run.times),
-        "efficiency": statistics.median(alone.times) / (run.ranks * median) if alone else None,
+        "efficiency": own / bases["rank"][1] if "rank" in bases else None,
+        "node_efficiency": own / node_rate if node_ranks else None, "node_ranks": node_ranks,
         "slowest_rank": rank, "slowest_rank_excess": excess,
     }
     for key in ("peak_memory_bytes", "peak_device_memory_bytes"):
@@ -271,22 +260,36 @@ def figures(benchmark, runs):
     return found
 
 
-def result(benchmark, machine, ranks, runs):
-    verdict, why = judge(benchmark, machine.program.build, runs)
-    reference = benchmark.references.get(machine.program.build)
+def reference_facts(benchmark, build, run):
+    """The reference of a run as the result holds it; None where there is none."""
+    expected = benchmark.expected(build, run.sequences)
+    if expected is None:
+        return None
+    numbers = {key: value for key, value in vars(expected).items() if value is not None}
+    return numbers | benchmark.references[build].facts
+
+
+def finite(number):
+    return number if math.isfinite(number) else None
+
+
+def result(benchmark, machine, runs, given):
+    build, first = machine.program.build, runs[0]
+    verdict, why = judge(benchmark, build, runs)
     return {
         "format": "nanorun benchmark", "format_version": 1, "verdict": verdict, "why": why, "size": benchmark.size,
-        "build": machine.program.build, "ranks": ranks, "deck": benchmark.deck.stem, "overrides": machine.overrides,
-        "sequences": benchmark.sequences, "length": benchmark.length, "checked_step": benchmark.checked,
-        "loss": runs[0].loss if math.isfinite(runs[0].loss) else None,
-        "reference": reference and {"loss": reference.loss, "tolerance": reference.tolerance, **reference.facts},
-        "entropy_rate": benchmark.entropy_rate, "figures": figures(benchmark, runs),
-        "runs": [{"name": run.name, "ranks": run.ranks, "steps": run.steps, "exit_code": run.code,
-                  "seconds": run.seconds, "loss": run.loss if math.isfinite(run.loss) else None} for run in runs],
+        "kind": benchmark.kind, "build": build, "ranks": first.ranks, "deck": benchmark.deck.stem,
+        "overrides": machine.overrides, "sequences": first.sequences, "length": benchmark.length,
+        "checked_step": benchmark.checked, "loss": finite(first.loss), "gradient_norm": finite(first.gradient_norm),
+        "reference": reference_facts(benchmark, build, first),
+        "entropy_rate": benchmark.entropy_rate, "figures": figures(benchmark, runs, given),
+        "runs": [{"name": run.name, "ranks": run.ranks, "sequences": run.sequences, "steps": run.steps,
+                  "exit_code": run.code, "seconds": run.seconds, "loss": finite(run.loss),
+                  "gradient_norm": finite(run.gradient_norm)} for run in runs],
         "processors": processors(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([SCRIPT, *sys.argv[1:]]),
-        "provenance": runs[0].summary.get("provenance", {}),
+        "provenance": first.summary.get("provenance", {}),
     }
 
 
@@ -300,43 +303,101 @@ def steps_that_fit(first, seconds):
     return int((seconds - beside) / step)
 
 
-def run_all(benchmark, machine, ranks, arguments):
+def node_ranks(run, overrides):
+    """Ranks of a node, by comm.ranks_per_node or else by the hosts of a run that has ended."""
+    for line in reversed(overrides):
+        key, _, value = line.partition("=")
+        if key == "comm.ranks_per_node" and value.isdecimal() and int(value) > 0:
+            return min(int(value), run.ranks)
+    return max(run.summary.get("provenance", {}).get("hosts", {"": run.ranks}).values())
+
+
+def base_runs(benchmark, machine, first):
+    """Runs on one rank and on one node, each with as many sequences per rank as `first` where the work grows."""
+    wanted = {"one_rank": 1, "one_node": node_ranks(first, machine.overrides)}
+    for name, ranks in wanted.items():
+        sequences = first.sequences // first.ranks * ranks if benchmark.weak else benchmark.sequences
+        if ranks == first.ranks or (name == "one_node" and ranks == 1):
+            continue
+        if sequences % ranks or not benchmark.allows(sequences):
+            tool.say(f"{name}: skipped, {ranks} ranks cannot do this work")
+            continue
+        yield machine.run(benchmark, name, ranks, benchmark.steps, sequences)
+
+
+def run_all(benchmark, machine, ranks, sequences, arguments):
     """Makes the runs and returns them. The one of the fixed work comes first; the others follow only if it has ended in
     order."""
     begin = time.monotonic()
-    runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps)]
+    runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps, sequences)]
     check_deck(machine.program.path, runs[0], "--ranks", str(ranks))
     machine.make_shard(benchmark)
 
-    def start(run):
-        machine.start(run)
+    def start(run, **options):
+        machine.start(run, **options)
         gather(run, benchmark)
         return not run.trouble
 
-    if start(runs[0]) and arguments.efficiency and ranks > 1:
-        runs.append(machine.run(benchmark, "one_rank", 1, benchmark.steps))
-        start(runs[-1])
+    if start(runs[0]) and arguments.efficiency:
+        for run in base_runs(benchmark, machine, runs[0]):
+            runs.append(run)
+            start(run, on_one_node=True)
     if arguments.minutes and not any(run.trouble for run in runs):
         steps = steps_that_fit(runs[0], 60 * arguments.minutes - (time.monotonic() - begin))
         if steps > benchmark.steps:
-            runs.append(machine.run(benchmark, "long", ranks, steps))
+            runs.append(machine.run(benchmark, "long", ranks, steps, sequences))
             start(runs[-1])
         else:
             tool.say(f"long: skipped, {max(0, steps)} steps are left of {arguments.minutes:g} minutes")
     return runs
 
 
+def choose(benchmark, start, arguments):
+    """Numbers of ranks and of sequences of a step. Throws ToolError."""
+    if not benchmark.weak:
+        return start.choose_ranks(arguments.ranks, benchmark.sequences), benchmark.sequences
+    most = max(1, start.devices)
+    usual = [n for n in range(1, most + 1) if n % benchmark.sequences == 0 or benchmark.sequences % n == 0]
+    ranks = arguments.ranks or max(n for n in usual if (arguments.sequences or n) % n == 0)
+    sequences = arguments.sequences or ranks
+    if sequences % ranks:
+        raise tool.ToolError(f"--sequences: {sequences} sequences cannot be divided among {ranks} ranks")
+    if not benchmark.allows(sequences):
+        raise tool.ToolError(f"--weak: {sequences} sequences of a step should be at most {benchmark.sequences}, or a "
+                             "multiple of that")
+    return ranks, sequences
+
+
+def read_bases(benchmark, arguments):
+    """The results of --against. Throws ToolError where one is not of this work on one rank or one node."""
+    import machines
+
+    bases = [machines.read_result(path) for path in arguments.against]
+    for base in bases:
+        facts = base.facts
+        hosts = tool.field(tool.field(facts, "provenance", dict, base.path), "hosts", dict, base.path)
+        if len(hosts) > 1:
+            raise tool.ToolError(f"--against: {base.path} is of {len(hosts)} nodes; it should be of one")
+        if (facts.get("size"), base.work("kind"), facts.get("length")) != (benchmark.size, benchmark.kind,
+                                                                           benchmark.length):
+            raise tool.ToolError(f"--against: {base.path} is of another benchmark")
+        if base.verdict == "FAILED":
+            raise tool.ToolError(f"--against: {base.path} has FAILED")
+    return bases
+
+
 def main():
     arguments = parse_arguments()
     if arguments.size not in ("", "full", "small"):
-        benchmark = read_benchmark(pathlib.Path(arguments.size))
+        benchmark = read_benchmark(pathlib.Path(arguments.size), arguments.weak)
         machine = Machine(arguments)
     else:
         machine = Machine(arguments)
         size = arguments.size or ("small" if machine.program.build == "cpu" else "full")
-        benchmark = read_benchmark(FILES / f"{size}.toml")
-    ranks = machine.program.choose_ranks(arguments.ranks, benchmark.sequences)
-    found = result(benchmark, machine, ranks, run_all(benchmark, machine, ranks, arguments))
+        benchmark = read_benchmark(FILES / f"{size}.toml", arguments.weak)
+    given = read_bases(benchmark, arguments)
+    ranks, sequences = choose(benchmark, machine.program, arguments)
+    found = result(benchmark, machine, run_all(benchmark, machine, ranks, sequences, arguments), given)
     path = machine.out / "benchmark.json"
     tool.replace(path, json.dumps(found, indent=2) + "\n")
     import machines

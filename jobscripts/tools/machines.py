@@ -10,7 +10,7 @@ import tool
 from runs import distinct, name_runs
 
 VERDICTS = ("PASSED", "FAILED", "NO REFERENCE")
-WORK = ("size", "deck", "sequences", "length", "overrides")  # in which comparable results agree
+WORK = ("size", "deck", "kind", "sequences", "length", "overrides")  # in which comparable results agree
 
 
 @dataclass
@@ -28,6 +28,15 @@ class Result:
         """A fact of the provenance as text, for hosts and devices with the number of ranks."""
         value = tool.field(self.facts, "provenance", dict, self.path).get(name, "—")
         return ", ".join(f"{what} ({n})" for what, n in value.items()) if isinstance(value, dict) else str(value)
+
+    def work(self, name):
+        """What the result says of its work. Where this grows with the ranks, the sequences are those of a rank."""
+        if name == "kind":
+            return self.facts.get(name, "strong")  # earlier results do not say it
+        value = self.facts.get(name)
+        if name == "sequences" and self.work("kind") == "weak":
+            return tool.require(value, int, self.path, name) / tool.field(self.facts, "ranks", int, self.path, least=1)
+        return value
 
     @property
     def verdict(self):
@@ -51,7 +60,7 @@ def read_results(paths):
     results = [read_result(path) for path in paths]
     for result, label in zip(results, name_runs([path.parent for path in paths])):
         result.label = label
-    apart = [key for key in WORK if len({str(result.facts.get(key)) for result in results}) > 1]
+    apart = [key for key in WORK if len({str(result.work(key)) for result in results}) > 1]
     if apart:
         tool.warn(f"warning: the machines have not done the same work: {', '.join(apart)} differ")
     return results
@@ -84,8 +93,15 @@ def loss(result):
     return [number(value, ".6f"), f"{expected:.6f} ± {tolerance:g}", number(value - expected, "+.1e")]
 
 
+def node_efficiency(result):
+    ranks = result.figure("node_ranks")
+    return f"{number(result.figure('node_efficiency'), '.1f', ' %', 100)} ({ranks:.0f} ranks)" if ranks > 0 else "—"
+
+
 def work(result):
-    return (f"{result.facts.get('size')}, {result.facts.get('sequences')} sequences of {result.facts.get('length')}"
+    weak = ["weak"] if result.work("kind") == "weak" else []
+    return (", ".join([str(result.facts.get("size")), *weak,
+                       f"{result.facts.get('sequences')} sequences of {result.facts.get('length')}"])
             + "".join(f", {line}" for line in result.facts.get("overrides") or []))
 
 
@@ -94,10 +110,13 @@ FIGURES = {
     "result": lambda r: r.verdict,
     "ranks": lambda r: str(r.facts.get("ranks")),
     "tokens/s": lambda r: number(r.figure("tokens_per_second"), ",.0f"),
+    "time of 20 million tokens": lambda r: number(r.figure("seconds_per_20m_tokens"), ",.1f", " s"),
+    "energy of a token, GPUs": lambda r: number(r.figure("joules_per_token"), ".3g", " mJ", 1e3),
     "MFU": lambda r: number(r.figure("mfu"), ".1f", " %", 100),
     "step, median": lambda r: number(r.figure("step_ms"), ",.1f", " ms"),
     "start to end of step 1": lambda r: number(r.figure("time_to_first_step_seconds"), ".1f", " s"),
     "efficiency against one rank": lambda r: number(r.figure("efficiency"), ".1f", " %", 100),
+    "efficiency against one node": node_efficiency,
     "slowest rank, above the mean": slowest,
     "memory of a rank": memory,
     "timed": lambda r: f"{number(r.figure('timed_steps'), '.0f')} steps, {number(r.figure('timed_seconds'), '.1f')} s",

@@ -15,6 +15,7 @@ from study.launch import environment, find_launcher, find_program, run_to_end
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # top of the repository, or PREFIX/share/nanorun
 LAUNCHERS = {"mpirun": ("mpirun", "-n"), "srun": ("srun", "-n")}
+ON_ONE_NODE = {"mpirun": (), "srun": ("--nodes=1",)}  # mpirun fills a node before it takes the next one
 BUILDS = ("cpu", "gpu")
 KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)+=")  # a key of a deck, before its value
 COMMAND = "\n$ "  # before a command in a log
@@ -100,7 +101,7 @@ class Program:
 
     def __init__(self, name, launcher):
         self.path = find_program(name)
-        self.launcher = LAUNCHERS[launcher]
+        self.launcher, self.on_one_node = LAUNCHERS[launcher], ON_ONE_NODE[launcher]
         find_launcher(self.launcher[0])
         facts = self.call("info").splitlines()
         gpus = [line.split(maxsplit=1)[1] for line in facts if line.startswith("gpus ")]
@@ -119,10 +120,11 @@ class Program:
             raise tool.ToolError(f"{pathlib.Path(self.path).name} {arguments[0]}: {last_words(job.stderr)}")
         return job.stdout
 
-    def start(self, ranks, arguments, log, saves=False):
+    def start(self, ranks, arguments, log, saves=False, on_one_node=False):
         """Runs the program on `ranks` ranks, waits for its end and returns the exit code. Appends the command and its
         output to the file `log`. With `saves` a signal stops the run with a checkpoint."""
-        command = [*self.launcher, str(ranks), self.path, *arguments]
+        launcher, *count = self.launcher
+        command = [launcher, *(self.on_one_node if on_one_node else ()), *count, str(ranks), self.path, *arguments]
         with tool.using(log):
             log.parent.mkdir(exist_ok=True)
             with open(log, "a", errors="surrogateescape") as file:

@@ -172,6 +172,7 @@ struct DataConfig {
   bool allow_other_tokenizer = false;
   int prefetch_steps = 4;
   Packing packing = Packing::stream;
+  int distinct_sequences = 0;
   std::string prefix_table;
 };
 

@@ -59,6 +59,13 @@ void check_data(Rules& rules) {
   rules.require(validation.tokens % validation.length == 0, {"validation.tokens", "validation.length"},
                 "validation.tokens = {} must be a multiple of validation.length = {}", validation.tokens,
                 validation.length);
+  const int distinct = config.data.distinct_sequences, sequences = config.train.sequences;
+  rules.require(distinct == 0 || sequences <= distinct || sequences % distinct == 0,
+                {"train.sequences", "data.distinct_sequences"},
+                "train.sequences = {} must be a multiple of data.distinct_sequences = {}, or fewer", sequences,
+                distinct);
+  rules.require(distinct == 0 || config.data.packing == Packing::stream, {"data.distinct_sequences", "data.packing"},
+                "data.distinct_sequences = {} needs data.packing = \"stream\"", distinct);
 }
 
 void check_optimizer(Rules& rules) {

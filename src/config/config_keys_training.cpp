@@ -82,6 +82,10 @@ std::vector<Key> data_keys() {
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
       {NANORUN_KEY(data, packing), identifies, any(),
        "what sequences are made of: consecutive tokens of the stream, or whole documents, the last one cut"},
+      {NANORUN_KEY(data, distinct_sequences), identifies, between(0, 1024),
+       "for benchmark.sh --weak alone: a step takes so many sequences from the stream, and trains on each equally "
+       "often, "
+       "in a shuffled order; a step of fewer trains on the first ones; 0: all sequences of a step are different"},
       {NANORUN_KEY(data, prefix_table), trains, path_or_empty(),
        "table of the shards' tokenizer (vocab.bpe or tokenizer.json): a token's prefix is the longest token with whose "
        "bytes its own begin; empty: none"},

@@ -1,5 +1,7 @@
 #include "src/data/loader.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
@@ -17,12 +19,10 @@ namespace nanorun {
 /// A ring of prefetch_steps + 1 slots: the thread fills up to prefetch_steps of them while the caller holds one.
 class Loader::Impl {
  public:
-  Impl(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
-       int prefetch_steps)
+  Impl(TokenStream stream, Cursor start, long step, std::vector<int> sequences, int vocabulary, int prefetch_steps)
       : stream_(std::move(stream)),
         cursor_(start),
-        first_sequence_(first_sequence),
-        sequences_(sequences),
+        sequences_(std::move(sequences)),
         vocabulary_(vocabulary),
         slots_(prefetch_steps + 1),
         documents_(vocabulary_) {
@@ -73,18 +73,24 @@ class Loader::Impl {
   /// Reads the rank's part of a step, before which the stream stands at `cursor`; returns where it stands afterwards.
   Cursor read_step(Cursor cursor, long step, std::vector<Token>& rows) {
     const StepShape& shape = stream_.plan().at(step);
-    rows.resize(sequences_ * (shape.length + 1));
+    rows.resize(sequences_.size() * (shape.length + 1));
     if (stream_.plan().packing() == Packing::documents) return pack_documents(cursor, step, rows);
     cut_stream(stream_.step_start(cursor, step), shape.length, rows);
     return stream_.next(cursor, step);
   }
 
-  /// Reads consecutive tokens and lays them out as rows; the last token of a row is also the first of the next one.
+  /// Reads the rows, those of consecutive sequences at once: the last token of a row is also the first of the next one.
   void cut_stream(Cursor start, std::size_t length, std::span<Token> rows) {
-    run_.resize(sequences_ * length + 1);
-    reader_.read(stream_.shards()[start.shard], start.offset + first_sequence_ * length, run_, vocabulary_);
-    for (std::size_t i = 0; i < sequences_; ++i) {
-      std::copy_n(run_.begin() + i * length, length + 1, rows.begin() + i * (length + 1));
+    for (std::size_t row = 0; row < sequences_.size();) {
+      std::size_t count = 1;
+      while (row + count < sequences_.size() && sequences_[row + count] == sequences_[row] + static_cast<int>(count)) {
+        ++count;
+      }
+      run_.resize(count * length + 1);
+      reader_.read(stream_.shards()[start.shard], start.offset + sequences_[row] * length, run_, vocabulary_);
+      for (std::size_t i = 0; i < count; ++i, ++row) {
+        std::copy_n(run_.begin() + i * length, length + 1, rows.begin() + row * (length + 1));
+      }
     }
   }
 
@@ -93,8 +99,8 @@ class Loader::Impl {
     const std::vector<ShardInfo>& shards = stream_.shards();
     for (std::size_t tried = 0; tried <= shards.size() + 1; ++tried) {
       cursor = stream_.step_start(cursor, step);
-      const auto end = documents_.fill(shards[cursor.shard], cursor.offset, stream_.plan().at(step),
-                                       static_cast<int>(first_sequence_), rows);
+      const auto end =
+          documents_.fill(shards[cursor.shard], cursor.offset, stream_.plan().at(step), sequences_.front(), rows);
       if (end) return {cursor.shard, *end, cursor.epoch};
       cursor = stream_.next_shard(cursor, step);
     }
@@ -105,8 +111,7 @@ class Loader::Impl {
 
   const TokenStream stream_;
   Cursor cursor_;
-  const std::size_t first_sequence_;
-  const std::size_t sequences_;
+  const std::vector<int> sequences_;
   const std::uint64_t vocabulary_;
 
   std::vector<Slot> slots_;
@@ -123,15 +128,15 @@ class Loader::Impl {
   std::jthread thread_;  ///< last member, so that the thread ends before what it uses
 };
 
-Loader::Loader(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
+Loader::Loader(TokenStream stream, Cursor start, long step, std::vector<int> sequences, int vocabulary,
                int prefetch_steps) {
   for (const auto& [first, shape] : stream.plan().parts()) {
-    if (first_sequence >= 0 && sequences >= 1 && prefetch_steps >= 1 && first_sequence + sequences <= shape.sequences)
-      continue;
-    throw Error(ExitCode::internal, fmt::format("sequences {} to {} do not fit a step of {} sequences", first_sequence,
-                                                first_sequence + sequences, shape.sequences));
+    const auto fits = [&](int sequence) { return sequence >= 0 && sequence < shape.sequences; };
+    if (!sequences.empty() && std::ranges::all_of(sequences, fits) && prefetch_steps >= 1) continue;
+    throw Error(ExitCode::internal, fmt::format("sequences {} do not fit a step of {} sequences",
+                                                fmt::join(sequences, ", "), shape.sequences));
   }
-  impl_ = std::make_unique<Impl>(std::move(stream), start, step, first_sequence, sequences, vocabulary, prefetch_steps);
+  impl_ = std::make_unique<Impl>(std::move(stream), start, step, std::move(sequences), vocabulary, prefetch_steps);
 }
 
 Loader::~Loader() = default;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "src/data/token_stream.hpp"
 
@@ -11,11 +12,10 @@ namespace nanorun {
 /// Reads a rank's sequences of each step on a thread of its own, `prefetch_steps` ahead.
 class Loader {
  public:
-  /// Begins with step `step`, before which the stream stands at `start`. This rank reads the sequences
-  /// [first_sequence, first_sequence + sequences) of every step. Token ids must be below `vocabulary`; prefetch_steps
-  /// is at least 1.
-  Loader(TokenStream stream, Cursor start, long step, int first_sequence, int sequences, int vocabulary,
-         int prefetch_steps);
+  /// Begins with step `step`, before which the stream stands at `start`. This rank reads the sequences of these numbers
+  /// of every step; with Packing::documents the numbers follow each other. Token ids must be below `vocabulary`;
+  /// prefetch_steps is at least 1.
+  Loader(TokenStream stream, Cursor start, long step, std::vector<int> sequences, int vocabulary, int prefetch_steps);
   ~Loader();
 
   /// Tokens of the next step [sequences, length + 1]; the target of a token is the token after it. Valid until the next

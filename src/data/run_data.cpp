@@ -9,6 +9,7 @@
 #include "src/config/schedule.hpp"
 #include "src/data/prefixes.hpp"
 #include "src/data/run_data_opener.hpp"
+#include "src/data/sequence_order.hpp"
 #include "src/data/shard_record.hpp"
 #include "src/data/token_origin.hpp"
 
@@ -97,7 +98,7 @@ std::vector<KnownShard> known_shards(const ShardList& list) {
 
 StepPlan training_plan(const Config& config) {
   const auto shape_at = [&](long step) {
-    return StepShape{config.train.sequences, length_at(config, step), longest_document_at(config, step)};
+    return StepShape{stream_sequences(config), length_at(config, step), longest_document_at(config, step)};
   };
   StepPlan plan(shape_at(0), config.data.packing);
   for (int stage = 1; stage < stage_count(config); ++stage) {
@@ -234,12 +235,14 @@ std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& 
                                      long end) {
   ShardOpener opener(comm, config, data);
   open_training(opener, data, config, start, step, end - step);
+  const std::vector<int> order = sequence_order(config);
   const int local = config.train.sequences / comm.size();
+  const auto own = order.begin() + comm.rank() * local;
   std::unique_ptr<Loader> loader;
   comm.together([&] {
     TokenStream stream = training_stream(data, config);
     require_steps(stream, start, step, end);
-    loader = std::make_unique<Loader>(std::move(stream), start, step, comm.rank() * local, local,
+    loader = std::make_unique<Loader>(std::move(stream), start, step, std::vector<int>(own, own + local),
                                       config.model.vocabulary, config.data.prefetch_steps);
   });
   return loader;

@@ -5,6 +5,8 @@
 // later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
 // more memory with others, as Open MPI does when ranks open a file together. Where FAULT_THREADS is set, MPI provides
 // MPI_THREAD_SINGLE alone.
+// ranks, and a factor on the gradients of each: 0 drops what it contributes to the sums over the ranks, 2 takes it
+// twice; FAULT_COLUMNS is the number of columns of the LM head, by which its GEMMs are known. Losses stay as they are.
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -15,6 +17,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -45,6 +48,24 @@ useconds_t slow_microseconds() {
 [[gnu::constructor]] void handle_signal() {
   const std::string signal = variable("FAULT_HANDLED_SIGNAL");
   if (!signal.empty()) std::signal(std::stoi(signal), [](int) {});
+}
+
+/// Factor on this rank's gradients.
+float contribution() {
+  std::istringstream list(variable("FAULT_CONTRIBUTIONS"));
+  const std::string rank = variable("OMPI_COMM_WORLD_RANK") + "=";
+  for (std::string entry; std::getline(list, entry, ',');) {
+    if (entry.starts_with(rank)) return std::stof(entry.substr(rank.size()));
+  }
+  return 1;
+}
+
+/// Whether a GEMM [m, k] [k, n] has the gradient of the logits as an operand, [tokens, columns] or its transpose. All
+/// gradients are linear in it.
+bool takes_gradient_of_logits(int m, int k) {
+  static const std::string given = variable("FAULT_COLUMNS");
+  static const int columns = given.empty() ? 0 : std::stoi(given);
+  return columns > 0 && (m == columns || k == columns);
 }
 
 bool is_of_checkpoint(int file) {
@@ -92,5 +113,7 @@ extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, i
   if (fault_is_due() && variable("FAULT") == "slow") usleep(slow_microseconds());
   while (fault_is_due() && variable("FAULT") == "hang") sleep(1);
   static const auto next = reinterpret_cast<decltype(&cblas_sgemm)>(dlsym(RTLD_NEXT, "cblas_sgemm"));
+  static const float factor = contribution();
+  if (takes_gradient_of_logits(m, k)) alpha *= factor;
   next(order, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }

@@ -12,6 +12,7 @@
 #include "src/config/schedule.hpp"
 #include "src/shard/shard.hpp"
 #include "src/storage/h5.hpp"
+#include "tests/support/consecutive.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/shard_files.hpp"
@@ -251,7 +252,7 @@ TEST(RunData, DocumentsAreThoseOfAnyNumberOfRanks) {
   const int sequences = test_comm().size();
   StepPlan plan({sequences, length}, Packing::documents);
   plan.change(2, {sequences, 2 * length, length});
-  Loader whole(TokenStream(data.train.opened, plan, EndOfData::error), {}, 0, 0, sequences, vocabulary, 2);
+  Loader whole(TokenStream(data.train.opened, plan, EndOfData::error), {}, 0, consecutive(0, sequences), vocabulary, 2);
   const auto loader = start_loader(test_comm(), run.config, data, {}, 0, 4);
   for (long step = 0; step < 4; ++step) {
     const std::size_t size = length_at(run.config, step) + 1;

@@ -6,9 +6,12 @@
 #include <optional>
 
 #include "src/data/loader.hpp"
+#include "src/data/run_data.hpp"
+#include "src/data/sequence_order.hpp"
 #include "src/shard/shard.hpp"
 #include "src/shard/synthetic.hpp"
 #include "src/storage/h5.hpp"
+#include "tests/support/consecutive.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/failed_writes.hpp"
@@ -211,7 +214,7 @@ TEST(Loaders, TheRanksRowsMakeUpEachStep) {
   EXPECT_EQ(make_shard(folder, tokens), "");
   const int ranks = test_comm().size(), own = sequences / ranks, first = test_comm().rank() * own;
   Loader loader(TokenStream({read_shard_info(folder / "a.h5")}, StepPlan({sequences, length}), EndOfData::wrap), {}, 0,
-                first, own, 50257, 2);
+                consecutive(first, own), 50257, 2);
   for (int step = 0; step < 40; ++step) {
     const auto rows = loader.next();
     ASSERT_EQ(rows.size(), static_cast<std::size_t>(own) * (length + 1));
@@ -222,6 +225,32 @@ TEST(Loaders, TheRanksRowsMakeUpEachStep) {
     test_comm().barrier();
   }
   EXPECT_EQ(loader.cursor().epoch, 2u);
+}
+
+TEST(Loaders, TheRanksDivideSequencesThatRepeat) {
+  const SharedFolder folder;
+  constexpr int distinct = 3, own = 2 * distinct, length = 128, vocabulary = 50257;
+  const auto tokens = varied_tokens(5000, vocabulary);
+  EXPECT_EQ(make_shard(folder, tokens), "");
+  Config config;
+  config.train.length = length;
+  config.train.sequences = own * test_comm().size();
+  config.train.steps = 4;
+  config.validation.tokens = 0;
+  config.data.train = {folder / "a.h5"};
+  config.data.distinct_sequences = distinct;
+  RunData data = open_run_data(test_comm(), config);
+  const auto loader = start_loader(test_comm(), config, data, {}, 0, config.train.steps);
+  const std::vector<int> order = sequence_order(config);
+  for (int step = 0; step < config.train.steps; ++step) {
+    const auto rows = loader->next();
+    ASSERT_EQ(rows.size(), static_cast<std::size_t>(own) * (length + 1));
+    for (int j = 0; j < own; ++j) {
+      const auto* naive = tokens.data() + (step * distinct + order[test_comm().rank() * own + j]) * length;
+      EXPECT_TRUE(std::equal(naive, naive + length + 1, rows.data() + j * (length + 1)));
+    }
+    EXPECT_EQ(loader->cursor().offset, static_cast<std::uint64_t>(step + 1) * distinct * length);
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ from support import ROOT, ScalingTest, small_run, study_text
 
 import tool
 from study import StudyError
+from study.launch import check_deck
 from study.study_file import OWNED, claim_folder, read_study
 
 
@@ -32,6 +33,18 @@ class Study(ScalingTest):
         self.assertEqual([r.sequences for r in runs], [2, 6, 8])
         for run in runs:
             self.assertIn(f"train.sequences={2 * run.ranks}", run.arguments)
+
+    def test_more_ranks_than_sequences_have_shorter_ones(self):
+        runs = self.read(ranks=(1, 2, 4, 8, 16), sequences=4, more="length = 1024").runs()
+        self.assertEqual([r.sequences for r in runs], 5 * [4])
+        for run, sequences, length in zip(runs, (4, 4, 4, 8, 16), (1024, 1024, 1024, 512, 256)):
+            self.assertIn(f"train.sequences={sequences}", run.arguments)
+            self.assertIn(f"train.length={length}", run.arguments)
+        self.assert_refused(study_text(ranks=(4, 6), sequences=4, more="length = 1024"), "4 sequences", "6 ranks")
+        self.assert_refused(study_text(ranks=(4, 64), sequences=4, more="length = 1024"), "1024 tokens", "64 ranks")
+        self.assert_refused(study_text(more="length = 1000"), "study.length must be a multiple of 128")
+        self.assert_refused(study_text(kind="weak", more="length = 1024"), "for strong scaling")
+        self.assert_refused(study_text(more='length = 1024\noverrides = ["train.length=128"]'), "train.length is set by")
 
     def test_arguments_of_a_run(self):
         run = self.read(name="abc", steps=9, more='overrides = ["model.width=64"]').runs()[1]
@@ -102,14 +115,26 @@ class Study(ScalingTest):
             claim_folder(self.read())
 
     def test_studies_of_inputs(self):
-        studies = sorted((ROOT / "inputs" / "studies").glob("*.toml"))
-        self.assertGreaterEqual(len(studies), 4)
+        studies = [path for folder in ("studies", "scaling") for path in (ROOT / "inputs" / folder).glob("*.toml")]
+        self.assertGreaterEqual(len(studies), 6)
         decks = set((ROOT / "inputs").glob("*.toml"))
         for path in studies:
             study = read_study(path)
             self.assertEqual(study.name, path.stem)
             self.assertIn(study.kind, path.stem)
             self.assertIn(study.deck.resolve(), decks)
+
+    def test_studies_of_thousands_of_ranks_fit_the_program(self):
+        """Each run can be trained on its ranks; the step of the strong ones has the same tokens on all."""
+        for path in sorted((ROOT / "inputs" / "scaling").glob("*.toml")):
+            study = read_study(path)
+            self.assertEqual((study.ranks[0], study.ranks[-1]), (1, 4096))
+            tokens = set()
+            for run in study.runs()[:len(study.ranks)]:
+                check_deck(small_run.PROGRAM, run, "--ranks", str(run.ranks))
+                values = dict(argument.split("=", 1) for argument in run.arguments[2:])
+                tokens.add(int(values["train.sequences"]) * int(values.get("train.length", 0)))
+            self.assertEqual(len(tokens), 1)
 
 
 if __name__ == "__main__":

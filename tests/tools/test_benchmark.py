@@ -16,6 +16,7 @@ from support import ROOT, Page, ToolTest, small_run
 import benchmark
 import deadline
 import machines
+import program
 import tool
 from program import Program
 
@@ -42,6 +43,20 @@ date = "2026-11-22"
 commit = "none"
 command = "none"
 """
+WEAK = """
+[weak]
+sequences = 16
+[weak.reference.cpu]
+ranks = [1, 2, 16]
+losses = [3.0, 2.9, 2.8]
+gradient_norms = [0.5, 0.4, 0.3]
+tolerance = 1e-6
+norm_tolerance = 1e-3
+machine = "a test"
+date = "2026-11-22"
+commit = "none"
+command = "none"
+"""
 # Ranks leave the cores to other tests while they wait.
 SHARED_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
@@ -63,9 +78,9 @@ class BenchmarkTest(ToolTest):
         result = Path(out) / "benchmark.json"
         return job.stdout, job.stderr, json.loads(result.read_text()) if result.exists() else None
 
-    def read(self, text=FILE):
+    def read(self, text=FILE, weak=False):
         self.file.write_text(text)
-        return benchmark.read_benchmark(self.file)
+        return benchmark.read_benchmark(self.file, weak)
 
 
 class Verdicts(BenchmarkTest):
@@ -78,6 +93,14 @@ class Verdicts(BenchmarkTest):
         self.assertLessEqual(abs(found["loss"] - found["reference"]["loss"]), found["reference"]["tolerance"])
         self.assertEqual((found["figures"]["timed_steps"], [run["steps"] for run in found["runs"]]), (24, [40]))
         self.assertGreater(found["figures"]["tokens_per_second"], 0)
+
+    def test_the_stored_references_of_growing_work_hold(self):
+        """Those of inputs/benchmark/small.toml for one and for two ranks."""
+        said, _, found = self.bench("--weak", "--ranks", 2, "--efficiency", size="small")
+        self.assertTrue(said.endswith("\nPASSED\n"), said)
+        self.assertEqual([(run["name"], run["sequences"]) for run in found["runs"]], [("fixed", 2), ("one_rank", 1)])
+        self.assertNotEqual(found["runs"][0]["loss"], found["runs"][1]["loss"])
+        self.assertGreater(found["figures"]["efficiency"], 0)
 
     def test_references_and_faults(self):
         """The loss of one rank is a reference for two; a wrong one and a wrong learning rate are found."""
@@ -133,7 +156,23 @@ class Verdicts(BenchmarkTest):
         self.assertEqual(benchmark.judge(work, "cpu", runs), ("FAILED", "fixed: exit code 6: a rank died"))
 
     def runs(self, *losses):
-        return [SimpleNamespace(name="fixed", loss=loss, trouble="") for loss in losses]
+        return [SimpleNamespace(name="fixed", loss=loss, trouble="", sequences=4) for loss in losses]
+
+    def test_judgement_of_growing_work(self):
+        """Each number of different sequences has a reference of its own, of the loss and of the gradient norm."""
+        work = self.read(FILE + WEAK, weak=True)
+        for sequences, loss, norm, verdict, why in (
+                (1, 3.0, 0.5, "PASSED", ""), (2, 2.9, 0.4, "PASSED", ""), (16, 2.8, 0.3, "PASSED", ""),
+                (4096, 2.8, 0.3, "PASSED", ""), (48, 2.80002, 0.3, "FAILED", "loss 2.800020 is off"),
+                (48, 2.8, 0.3004, "FAILED", "gradient norm 0.3004 is off the reference 0.3 by +1.3e-01 %"),
+                (48, 2.8, 0.2996, "FAILED", "gradient norm"), (48, 2.8, math.nan, "FAILED", "gradient norm"),
+                (4, 2.9, 0.4, "NO REFERENCE", "no [weak.reference.cpu] for steps of 4 sequences")):
+            with self.subTest(sequences=sequences, loss=loss, norm=norm):
+                run = SimpleNamespace(name="fixed", loss=loss, gradient_norm=norm, trouble="", sequences=sequences)
+                found, said = benchmark.judge(work, "cpu", [run])
+                self.assertEqual(found, verdict)
+                self.assertIn(why, said)
+        self.assertIn("has no [weak.reference.gpu]", benchmark.judge(work, "gpu", [run])[1])
 
 
 class Work(BenchmarkTest):
@@ -141,7 +180,8 @@ class Work(BenchmarkTest):
         """The fixed run takes 4 s, of which 12 steps take 0.25 s each: into 11 s fit 1 s beside the steps and 40."""
         started = []
 
-        def start(run):
+        def start(run, on_one_node=False):
+            self.assertEqual(on_one_node, run.name == "one_rank")
             started.append((run.name, run.ranks, run.steps))
 
         def gather(run, work):
@@ -149,7 +189,8 @@ class Work(BenchmarkTest):
 
         machine = SimpleNamespace(
             program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, start=start,
-            run=lambda work, name, ranks, steps: benchmark.Run(self.folder / name, ranks, steps))
+            run=lambda work, name, ranks, steps, sequences: benchmark.Run(self.folder / name, ranks, steps, sequences),
+            overrides=[])
         kept = benchmark.gather, benchmark.check_deck, benchmark.time
         self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
         benchmark.gather, benchmark.check_deck = gather, lambda program, run: ""
@@ -161,13 +202,13 @@ class Work(BenchmarkTest):
             clock = iter((0.0, 60 * (minutes or 0) - left))
             benchmark.time = SimpleNamespace(monotonic=lambda: next(clock))
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                benchmark.run_all(self.read(), machine, 2, SimpleNamespace(minutes=minutes, efficiency=efficiency))
+                benchmark.run_all(self.read(), machine, 2, 4, SimpleNamespace(minutes=minutes, efficiency=efficiency))
             self.assertEqual(started, expected)
             self.assertEqual("long: skipped" in said.getvalue(), minutes == 0.05)
 
     def test_figures_are_of_the_longest_run(self):
         work = self.read()
-        runs = [benchmark.Run(self.folder / name, ranks, steps, times=times, mfu=mfu,
+        runs = [benchmark.Run(self.folder / name, ranks, steps, 4, times=times, mfu=mfu,
                               summary={"time_to_first_step_seconds": first, "peak_memory_bytes": memory})
                 for name, ranks, steps, times, mfu, first, memory in (
                     ("fixed", 2, 12, [0.5] * 4, math.nan, 3.0, 10),
@@ -180,13 +221,79 @@ class Work(BenchmarkTest):
                          (250, 7, 0.25, 11))
         self.assertEqual((found["tokens_per_second"], found["efficiency"]), (4 * 256 * 7 / 2.5, 0.6 / (2 * 0.25)))
         self.assertEqual(found["time_to_first_step_seconds"], 3.0)
+        self.assertAlmostEqual(found["seconds_per_20m_tokens"], 20e6 * 2.5 / (4 * 256 * 7))
+        self.assertEqual([found[key] for key in ("joules_per_token", "node_efficiency", "node_ranks")], 3 * [None])
         self.assertIsNone(benchmark.figures(work, runs[:1])["mfu"])
+        runs[2].summary["gpus"] = [{"avg_power_watts": 300.0}, {"avg_power_watts": 500.0}]
+        self.assertAlmostEqual(benchmark.figures(work, runs)["joules_per_token"], 800 * 2.5 / (4 * 256 * 7))
+        runs[2].summary["gpus"][1]["avg_power_watts"] = 0  # not known
+        self.assertIsNone(benchmark.figures(work, runs)["joules_per_token"])
+
+    def test_efficiency_of_growing_work(self):
+        """Against runs of this call, or results that are given; the former count."""
+        work = self.read(FILE + WEAK, weak=True)
+        benchmark.slowest_rank, kept = lambda run, work: (None, None), benchmark.slowest_rank
+        self.addCleanup(setattr, benchmark, "slowest_rank", kept)
+        runs = [benchmark.Run(self.folder / name, ranks, 12, ranks, times=4 * [seconds])
+                for name, ranks, seconds in (("fixed", 32, 0.5), ("one_rank", 1, 0.25), ("one_node", 8, 0.4))]
+        found = benchmark.figures(work, runs)
+        self.assertEqual((found["efficiency"], found["node_efficiency"], found["node_ranks"]), (0.5, 0.8, 8))
+        self.assertEqual(found["tokens_per_second"], 32 * 256 / 0.5)
+        given = [machines.Result(Path("x"), {"ranks": ranks, "sequences": ranks, "figures": {"step_ms": ms}})
+                 for ranks, ms in ((1, 100.0), (4, 200.0))]
+        found = benchmark.figures(work, runs[:1], given)
+        self.assertEqual((found["efficiency"], found["node_efficiency"], found["node_ranks"]), (0.2, 0.4, 4))
+        found = benchmark.figures(work, runs[:2], given)
+        self.assertEqual((found["efficiency"], found["node_efficiency"]), (0.5, 0.4))
+
+    def test_runs_of_one_rank_and_one_node(self):
+        def names(ranks, sequences, overrides=(), hosts=None, work=None):
+            machine = SimpleNamespace(overrides=list(overrides), run=lambda work, *run: run)
+            first = SimpleNamespace(ranks=ranks, sequences=sequences,
+                                    summary={"provenance": {"hosts": hosts or {"a": ranks}}})
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                return [(name, ranks, sequences) for name, ranks, _, sequences in
+                        benchmark.base_runs(work or weak, machine, first)], said.getvalue()
+
+        weak = self.read(FILE + WEAK, weak=True)
+        self.assertEqual(names(16, 16), ([("one_rank", 1, 1)], ""))
+        self.assertEqual(names(16, 32, hosts={"a": 8, "b": 8}), ([("one_rank", 1, 2), ("one_node", 8, 16)], ""))
+        self.assertEqual(names(32, 32, ["comm.ranks_per_node=4"]), ([("one_rank", 1, 1), ("one_node", 4, 4)], ""))
+        self.assertEqual(names(48, 48, hosts={"a": 24, "b": 24}),
+                         ([("one_rank", 1, 1)], "one_node: skipped, 24 ranks cannot do this work\n"))
+        self.assertEqual(names(4, 4, hosts={"a": 2, "b": 2}, work=self.read()),
+                         ([("one_rank", 1, 4), ("one_node", 2, 4)], ""))
+        self.assertEqual(names(2, 2, hosts={"a": 1, "b": 1}), ([("one_rank", 1, 1)], ""))
+
+    def test_srun_keeps_a_base_run_on_one_node(self):
+        commands, kept = [], program.run_to_end
+        program.run_to_end = lambda command, log, saves: commands.append(command) or 0
+        self.addCleanup(setattr, program, "run_to_end", kept)
+        for launcher in program.LAUNCHERS:
+            start = SimpleNamespace(path="nanorun", launcher=program.LAUNCHERS[launcher],
+                                    on_one_node=program.ON_ONE_NODE[launcher])
+            for on_one_node in (False, True):
+                Program.start(start, 8, ("train",), Path("log"), on_one_node=on_one_node)
+        self.assertEqual([command[:-3] for command in commands], [["mpirun", "-n"], ["mpirun", "-n"], ["srun", "-n"],
+                                                                  ["srun", "--nodes=1", "-n"]])
 
     def test_ranks(self):
         for devices, expected in ((1, 1), (2, 2), (3, 2), (7, 4), (64, 8)):
             machine = SimpleNamespace(devices=devices)
             self.assertEqual(Program.choose_ranks(machine, None, 8), expected)
             self.assertEqual(Program.choose_ranks(machine, 8, 8), 8)
+
+    def test_ranks_of_growing_work(self):
+        work = self.read(FILE + WEAK, weak=True)
+        for devices, ranks, sequences, expected in (
+                (1, None, None, (1, 1)), (3, None, None, (2, 2)), (24, None, None, (16, 16)), (100, None, None, (96, 96)),
+                (1, 4096, None, (4096, 4096)), (2, 5, None, (5, 5)), (2, None, 16, (2, 16)), (3, 1, 64, (1, 64))):
+            self.assertEqual(benchmark.choose(work, SimpleNamespace(devices=devices),
+                                              SimpleNamespace(ranks=ranks, sequences=sequences)), expected)
+        for ranks, sequences, why in ((24, None, "24 sequences of a step should be at most 16, or a multiple"),
+                                      (2, 3, "3 sequences cannot be divided among 2 ranks")):
+            with self.assertRaisesRegex(tool.ToolError, why):
+                benchmark.choose(work, SimpleNamespace(devices=1), SimpleNamespace(ranks=ranks, sequences=sequences))
 
     def test_files_in_the_repository(self):
         """Their decks can be trained, and their entropy rates are those of their tokens."""
@@ -195,15 +302,18 @@ class Work(BenchmarkTest):
             out = self.folder / name
             machine = benchmark.Machine(SimpleNamespace(program=small_run.PROGRAM, launcher="mpirun", out=out,
                                                         override=[]))
-            benchmark.check_deck(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps))
+            weak = benchmark.read_benchmark(work.path, weak=True)
+            benchmark.check_deck(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
+            benchmark.check_deck(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096), "--ranks", "4096")
             if name == "small":
                 machine.make_shard(work)
             else:  # fewer tokens of the same source
                 machine.program.call("shard", str(out / "data"), "--synthetic", "4096", "--seed", str(work.seed))
             rate, = re.findall(rb"seed 1, ([0-9.]+) nats per token", (out / "data.h5").read_bytes())
             self.assertEqual(float(rate), work.entropy_rate)
-            for reference in work.references.values():
-                self.assertGreater(reference.loss, work.entropy_rate)
+            for reference in (*work.references.values(), *weak.references.values()):
+                for expected in reference.expected.values():
+                    self.assertGreater(expected.loss, work.entropy_rate)
 
     def test_wrong_files(self):
         wrong = {"": "benchmark is missing", "[bench]": "[bench] is no section", FILE + "more = 1\n": "more is no key",
@@ -214,7 +324,13 @@ class Work(BenchmarkTest):
                  FILE + REFERENCE.replace("cpu", "tpu").format(3): "[reference.tpu]: the builds are cpu, gpu",
                  FILE + REFERENCE.format("nan"): "loss should be", FILE + REFERENCE.format(3) + "x = 1": "x is no key",
                  FILE + REFERENCE.format(3).replace("1e-6", "0"): "tolerance should be",
-                 FILE + REFERENCE.format(3).replace("machine", "#"): "machine is missing"}
+                 FILE + REFERENCE.format(3).replace("machine", "#"): "machine is missing",
+                 FILE + WEAK.replace("2.9, ", ""): "should be equally long",
+                 FILE + WEAK.replace("[1, 2, 16]", "[1, 2, 17]"): "a number of ranks should be",
+                 FILE + WEAK.replace("norm_tolerance", "#"): "norm_tolerance is missing",
+                 FILE + WEAK.replace("cpu", "tpu"): "[weak.reference.tpu]: the builds are",
+                 FILE + WEAK.replace("sequences = 16", "sequences = 1"): "sequences should be",
+                 FILE + WEAK.replace("sequences = 16", "sequences = 16\nlength = 3"): "[weak]: length is no key"}
         for text, why in wrong.items():
             with self.subTest(why=why), self.assertRaises(tool.ToolError) as caught:
                 self.read(text)
@@ -233,7 +349,9 @@ class Work(BenchmarkTest):
                  (["--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks; numbers of ranks that "
                                   "divide them: 1, 2, 4"),
                  (["--", "train.steps=9"], "train.steps is set by the benchmark itself"), (["--", "x"], "section.key="),
-                 (["--", "model.wide=1"], "model.wide")]
+                 (["--", "model.wide=1"], "model.wide"), (["--weak"], "has no section [weak]"),
+                 (["--sequences", 4], "--sequences must be a positive whole number, with --weak"),
+                 (["--against", "none.json"], "none.json: No such file")]
         for arguments, why in wrong:
             with self.subTest(arguments=arguments):
                 output, error, found = self.bench(*arguments, code=2)
@@ -273,6 +391,35 @@ class SideBySide(BenchmarkTest):
         self.assertIn("b: FAILED: so", page.texts["p"])
         self.assertEqual(page.texts["b"][:2], ["1 of 2", "1,500,000"])  # a machine that failed is no winner
         self.assertIn("4 x <CPU>", page.texts["td"])
+
+    def test_growing_work_is_alike_on_any_number_of_ranks(self):
+        first = self.write("a", kind="weak", ranks=8, sequences=8)
+        second = self.write("b", "PASSED", {"node_efficiency": 0.9, "node_ranks": 8, "joules_per_token": 0.0005,
+                                            "seconds_per_20m_tokens": 12.5}, kind="weak", ranks=64, sequences=64)
+        code, output, error = self.end("compare.py", first, second)
+        self.assertEqual((code, error), (0, ""))
+        for line in (r"time of 20 million tokens +— +12\.5 s", r"energy of a token, GPUs +— +0\.5 mJ",
+                     r"efficiency against one node +— +90\.0 % \(8 ranks\)", r"work +full, weak, 8 sequences of 49152 +full, "):
+            self.assertRegex(output, line)
+        _, _, error = self.end("compare.py", first, self.write("c", kind="weak", ranks=8, sequences=16))
+        self.assertIn("sequences differ", error)
+        _, _, error = self.end("compare.py", first, self.write("d", ranks=1, sequences=1))
+        self.assertIn(": kind", error)
+
+    def test_results_to_compare_with(self):
+        """--against takes results of the same work, of one node, that have not failed."""
+        work = self.read()
+        base = {"size": "tiny", "length": 256, "provenance": {"hosts": {"n1": 4}}}
+        cases = [({}, ""), ({"provenance": {"hosts": {"n1": 4, "n2": 4}}}, "of 2 nodes"),
+                 ({"length": 128}, "another benchmark"), ({"kind": "weak"}, "another benchmark"),
+                 ({"size": "full"}, "another benchmark"), ({"verdict": "FAILED"}, "has FAILED")]
+        for i, (facts, why) in enumerate(cases):
+            arguments = SimpleNamespace(against=[self.write(f"r{i}", **base | facts)])
+            if not why:
+                self.assertEqual(benchmark.read_bases(work, arguments)[0].figure("step_ms"), 70.25)
+                continue
+            with self.assertRaisesRegex(tool.ToolError, why):
+                benchmark.read_bases(work, arguments)
 
     def test_different_work_is_told(self):
         code, _, error = self.end("compare.py", self.write("a"), self.write("b", length=128, overrides=["a.b=1"]))

@@ -19,6 +19,7 @@ FIXED = (
 )
 MAX_RANKS = 10**6
 LIMITS = {"sequences": 2**31 - 1, "steps": 2**31 - 1, "repeats": 1000}
+SHORTEST = 128  # a sequence has a multiple of so many tokens
 
 # Keys of the deck that the study sets itself.
 OWNED = ("run.name", "run.outputs", "train.steps", "train.sequences", "trace.json_steps", "stop.step",
@@ -31,7 +32,7 @@ class Run:
 
     ranks: int
     repeat: int
-    sequences: int  # sequences of a step, on all ranks together
+    sequences: int  # sequences of a step, on all ranks together; more ranks share these as shorter ones
     folder: Path
     arguments: tuple  # arguments of the program
 
@@ -82,6 +83,7 @@ class Study:
     sequences: int
     steps: int
     warmup: int  # first steps of a run that are not counted
+    length: int = 0  # strong: tokens of a sequence; more ranks than sequences have one each, shorter. 0: the deck's
     repeats: int = 1
     machine: str = ""  # name of the machine in the report
     outputs: str = "outputs"
@@ -101,6 +103,10 @@ class Study:
         """Whether the model is fitted to runs on so many ranks."""
         return not self.prediction.fitted_ranks or ranks <= self.prediction.fitted_ranks
 
+    def parts(self, ranks):
+        """Ranks that share a sequence, each with a shorter one in its place."""
+        return max(1, ranks // self.sequences) if self.kind == "strong" and self.length else 1
+
     def runs(self):
         """All runs. The rank counts take turns, so that a machine that becomes slower affects all of them."""
         return [self.run(ranks, repeat) for repeat in range(1, self.repeats + 1) for ranks in self.ranks]
@@ -110,13 +116,17 @@ class Study:
         sequences = self.step_sequences(ranks)
         folder = self.folder / f"ranks{ranks}_repeat{repeat}"
         own = (f"run.name={tool.toml_string(folder.name)}", f"run.outputs={tool.toml_string(self.folder)}",
-               f"train.steps={self.steps}", f"train.sequences={sequences}", f"trace.json_steps=[{self.steps - 1}]")
+               f"train.steps={self.steps}", f"train.sequences={sequences * self.parts(ranks)}",
+               f"trace.json_steps=[{self.steps - 1}]")
+        if self.length:
+            own += (f"train.length={self.length // self.parts(ranks)}",)
         return Run(ranks, repeat, sequences, folder, ("train", str(self.deck), *self.overrides, *FIXED, *own))
 
     def identity(self):
         """What two runs must share to be compared."""
+        length = {"length": self.length} if self.length else {}
         return {"kind": self.kind, "deck": tool.read_text(self.deck), "sequences": self.sequences, "steps": self.steps,
-                "overrides": list(self.overrides)}
+                "overrides": list(self.overrides)} | length
 
 
 def type_name(kind):
@@ -156,7 +166,13 @@ def check_ranks(study):
     counts = all(type(n) is int and 1 <= n <= MAX_RANKS for n in ranks)
     if not ranks or not counts or list(ranks) != sorted(set(ranks)):
         raise StudyError(f"study.ranks must be a list of rank counts, ascending from 1 or more to at most {MAX_RANKS}")
-    refused = [n for n in ranks if study.step_sequences(n) % n]
+    if study.length and (study.kind != "strong" or not 0 < study.length <= 2**31 - 1 or study.length % SHORTEST):
+        raise StudyError(f"study.length must be a multiple of {SHORTEST}, for strong scaling")
+    refused = [n for n in ranks if study.step_sequences(n) * study.parts(n) % n]
+    short = [n for n in ranks if study.length and study.length % (SHORTEST * study.parts(n))]
+    if short and not refused:
+        raise StudyError(f"study.ranks: {study.length} tokens of a sequence cannot be divided among {short[0]} ranks in "
+                         f"multiples of {SHORTEST}")
     if refused:
         small = [n for n in range(1, math.isqrt(study.sequences) + 1) if study.sequences % n == 0]
         divisors = sorted({*small, *(study.sequences // n for n in small)})
@@ -168,7 +184,7 @@ def check_overrides(study):
     for line in study.overrides:
         if not isinstance(line, str) or "=" not in line or "\0" in line:
             raise StudyError(f"study.overrides: {line!r} is not of the form section.key=value")
-        if line.split("=")[0] in OWNED:
+        if line.split("=")[0] in (*OWNED, *(["train.length"] if study.length else [])):
             raise StudyError(f"study.overrides: {line.split('=')[0]} is set by the study itself")
 
 

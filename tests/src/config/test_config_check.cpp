@@ -74,6 +74,20 @@ TEST(CheckConfig, RefusesRankCountsThatDoNotDivide) {
             "train.sequences = 8 cannot be divided among 16 ranks; rank counts that divide it: 1, 2, 4, 8");
 }
 
+TEST(CheckConfig, RefusesStepsThatRepeatSequencesUnequally) {
+  Config config = parse_deck("", "d.toml", {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"});
+  config.data.distinct_sequences = 16;
+  for (const int sequences : {1, 8, 15, 16, 48, 4096}) {
+    config.train.sequences = sequences;
+    EXPECT_NO_THROW(check_config(config, 1)) << sequences;
+  }
+  EXPECT_EQ(check_error({"data.distinct_sequences=16", "train.sequences=24"}),
+            "override train.sequences=24: train.sequences = 24 must be a multiple of data.distinct_sequences = 16, or "
+            "fewer");
+  EXPECT_EQ(check_error({"data.distinct_sequences=16", "data.packing=documents"}),
+            "override data.distinct_sequences=16: data.distinct_sequences = 16 needs data.packing = \"stream\"");
+}
+
 TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {
   const auto error = [](const std::string& text, const std::vector<std::string>& overrides) {
     const std::string deck = "[data]\ntrain = [\"t.h5\"]\nvalidation = [\"v.h5\"]\n" + text;

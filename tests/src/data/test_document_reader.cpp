@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/data/loader.hpp"
+#include "tests/support/consecutive.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/shard_files.hpp"
 #include "tests/support/temp_folder.hpp"
@@ -39,8 +40,12 @@ struct Reading {
 
   Loader loader(Cursor start = {}, long step = 0, int first = 0, int sequences = 0) const {
     const int all = plan.at(0).sequences;
-    return {TokenStream(documents.infos, plan, end), start,      step, first,
-            sequences > 0 ? sequences : all,         vocabulary, 2};
+    return {TokenStream(documents.infos, plan, end),
+            start,
+            step,
+            consecutive(first, sequences > 0 ? sequences : all),
+            vocabulary,
+            2};
   }
 };
 

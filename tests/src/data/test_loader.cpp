@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tests/support/consecutive.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/small_shards.hpp"
 
@@ -34,8 +35,8 @@ TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
   for (const int ranks : {1, 2, 4}) {
     const int sequences = 4 / ranks;
     for (int rank = 0; rank < ranks; ++rank) {
-      Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::error), {}, 0, rank * sequences, sequences,
-                    vocabulary, 3);
+      Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::error), {}, 0,
+                    consecutive(rank * sequences, sequences), vocabulary, 3);
       for (const auto& step : steps) {
         const auto rows = loader.next();
         ASSERT_EQ(rows.size(), static_cast<std::size_t>(sequences) * (length + 1));
@@ -50,13 +51,36 @@ TEST(Loader, RowsOfEveryRankSplitAreTheNaiveSlices) {
   }
 }
 
+TEST(Loader, ReadsSequencesInAnyOrderAndMoreThanOnce) {
+  const Shards shards(counts);
+  constexpr int length = 10;
+  const auto steps = naive_steps(shards, {40});
+  const std::vector<int> sequences{3, 0, 1, 2, 2, 0};
+  Loader loader(TokenStream(shards.infos, StepPlan({4, length}), EndOfData::error), {}, 0, sequences, vocabulary, 2);
+  for (const auto& step : steps) {
+    const auto rows = loader.next();
+    ASSERT_EQ(rows.size(), sequences.size() * (length + 1));
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const auto naive = std::span(step).subspan(sequences[i] * length, length + 1);
+      EXPECT_TRUE(std::ranges::equal(rows.subspan(i * (length + 1), length + 1), naive)) << i;
+    }
+  }
+  EXPECT_NE(
+      error_of(
+          [&] {
+            Loader(TokenStream(shards.infos, StepPlan({4, length}), EndOfData::error), {}, 0, {0, 4}, vocabulary, 2);
+          },
+          ExitCode::internal),
+      "");
+}
+
 TEST(Loader, ResumesFromEveryCursorAndWraps) {
   const Shards shards(counts);
   const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::wrap);
   const auto steps = naive_steps(shards, {40});
-  Loader loader(stream, {}, 0, 0, 4, vocabulary, 2);
+  Loader loader(stream, {}, 0, consecutive(0, 4), vocabulary, 2);
   for (std::size_t step = 0; step < 3 * steps.size(); ++step) {
-    Loader resumed(stream, loader.cursor(), step, 0, 4, vocabulary, 5);
+    Loader resumed(stream, loader.cursor(), step, consecutive(0, 4), vocabulary, 5);
     const auto rows = loader.next();
     EXPECT_TRUE(std::ranges::equal(rows, resumed.next()));
     EXPECT_EQ(rows.front(), steps[step % steps.size()].front());
@@ -74,10 +98,10 @@ TEST(Loader, StepsOfDifferingLengthAreTheNaiveSlicesAndResume) {
   const auto steps = naive_steps(shards, sizes);
   ASSERT_EQ(steps.size(), 14u);
   EXPECT_EQ(stream.steps(), 14u);
-  Loader loader(stream, {}, 0, 0, 4, vocabulary, 2);
+  Loader loader(stream, {}, 0, consecutive(0, 4), vocabulary, 2);
   for (std::size_t step = 0; step < steps.size(); ++step) {
     const std::size_t length = plan.at(static_cast<long>(step)).length;
-    Loader resumed(stream, loader.cursor(), static_cast<long>(step), 2, 2, vocabulary, 3);
+    Loader resumed(stream, loader.cursor(), static_cast<long>(step), consecutive(2, 2), vocabulary, 3);
     const auto rows = loader.next();
     ASSERT_EQ(rows.size(), 4 * (length + 1));
     for (std::size_t j = 0; j < 4; ++j) {
@@ -92,11 +116,11 @@ TEST(Loader, StepsOfDifferingLengthAreTheNaiveSlicesAndResume) {
 TEST(Loader, LastCursorStandsAtTheEndAndThrowsOnlyWhenUsed) {
   const Shards shards(counts);
   const TokenStream stream(shards.infos, StepPlan({4, 10}), EndOfData::error);
-  Loader loader(stream, {}, 0, 0, 4, vocabulary, 8);
+  Loader loader(stream, {}, 0, consecutive(0, 4), vocabulary, 8);
   for (int step = 0; step < 5; ++step) loader.next();
   const Cursor cursor = loader.cursor();
   EXPECT_EQ(cursor, (Cursor{4, 40, 0}));
-  Loader again(stream, cursor, 5, 0, 4, vocabulary, 1);
+  Loader again(stream, cursor, 5, consecutive(0, 4), vocabulary, 1);
   EXPECT_TRUE(contains(error_of([&] { again.next(); }), "the data end"));
 }
 
@@ -105,9 +129,9 @@ TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
   auto tokens = some_tokens(101, 0);
   tokens[57] = vocabulary - 1;
   const ShardInfo info = write_shard(folder / "s.h5", tokens);
-  Loader fits(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, 0, 2, vocabulary, 2);
+  Loader fits(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, consecutive(0, 2), vocabulary, 2);
   for (int step = 0; step < 5; ++step) fits.next();
-  Loader loader(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, 0, 2, vocabulary - 1, 2);
+  Loader loader(TokenStream({info}, StepPlan({2, 10}), EndOfData::error), {}, 0, consecutive(0, 2), vocabulary - 1, 2);
   loader.next();
   loader.next();
   const std::string message = error_of([&] { loader.next(); });
@@ -117,7 +141,8 @@ TEST(Loader, TokenOutsideTheVocabularyIsNamedAfterTheStepsBeforeIt) {
 TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
   const Shards shards({100, 100, 100});
   const auto step_two_hundred = [&] {
-    Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, 0, 2, vocabulary, 1);
+    Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, consecutive(0, 2), vocabulary,
+                  1);
     for (int step = 0; step < 200; ++step) loader.next();
   };
   EXPECT_EQ(error_of(step_two_hundred), "");
@@ -135,7 +160,7 @@ TEST(Loader, ShardThatVanishesOrChangesIsAnError) {
 
 TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
   const Shards shards({100'000});
-  Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, 0, 2, vocabulary, 1);
+  Loader loader(TokenStream(shards.infos, StepPlan({2, 10}), EndOfData::wrap), {}, 0, consecutive(0, 2), vocabulary, 1);
   loader.next();
   std::filesystem::resize_file(shards.infos[0].path, std::filesystem::file_size(shards.infos[0].path) - 1000);
   EXPECT_TRUE(contains(error_of([&] {
@@ -147,7 +172,7 @@ TEST(Loader, ShardTruncatedWhileOpenIsAnError) {
 TEST(Loader, EndsAtOnceWhateverTheReaderDoes) {
   const Shards shards(counts);
   for (int repeat = 0; repeat < 50; ++repeat) {
-    Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::wrap), {}, 0, 0, 4, vocabulary,
+    Loader loader(TokenStream(shards.infos, StepPlan({4, 10}), EndOfData::wrap), {}, 0, consecutive(0, 4), vocabulary,
                   1 + repeat % 4);
     for (int step = 0; step < repeat % 5; ++step) loader.next();
   }
