@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +43,12 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode
   std::string text(size, '\0');
   read_at(file, path, 0, std::as_writable_bytes(std::span(text)), code);
   return text;
+}
+
+std::string read_start(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
+  std::string start(std::min(max_bytes, file_size(path, code)), '\0');
+  read_at(open_to_read(path, code), path, 0, std::as_writable_bytes(std::span(start)), code);
+  return start;
 }
 
 std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code) {
@@ -105,6 +112,12 @@ void create_file(const std::string& path, ExitCode code) {
   remove_file(path, code);
   Descriptor file = open_regular(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, code);
   close_written(file, path, code);
+}
+
+std::uint64_t file_size_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
 }
 
 void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) {

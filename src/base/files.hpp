@@ -18,6 +18,9 @@ namespace nanorun {
 /// The text of a regular file of at most max_bytes.
 std::string read_text(const std::string& path, std::uint64_t max_bytes, ExitCode code);
 
+/// The first bytes of a regular file, at most max_bytes.
+std::string read_start(const std::string& path, std::uint64_t max_bytes, ExitCode code);
+
 /// read_text(), which also reads a pipe or socket that this process was started with, by a name such as /dev/stdin or
 /// /dev/fd/63, to its end. Refuses any other FIFO, device or socket without waiting for it.
 std::string read_input(const std::string& path, std::uint64_t max_bytes, ExitCode code);
@@ -45,6 +48,9 @@ void create_file(const std::string& path, ExitCode code);
 /// Writes `text` over the beginning of a regular file, which is created if need be. Opens and closes the file, so that
 /// network file systems show the text to other nodes.
 void overwrite_start(const std::string& path, const std::string& text, ExitCode code);
+
+/// Bytes of the largest file that this process may write (ulimit -f).
+std::uint64_t file_size_limit();
 
 /// Takes disk space for the first `bytes` of a file. Comes before HDF5 writes the file, since HDF5 cannot close a file
 /// properly after a write has failed. Does nothing on file systems that cannot reserve space.

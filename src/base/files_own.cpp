@@ -16,6 +16,15 @@ namespace {
   throw Error(code, fmt::format("{}: {}: {}", path, what, std::strerror(reason)));
 }
 
+#ifdef STATX_ATTR_MOUNT_ROOT
+/// Attributes of what the path names, STATX_ATTR_...; 0 where the system does not tell.
+std::uint64_t attributes_of(const std::string& path) {
+  struct statx status {};
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) != 0) return 0;
+  return status.stx_attributes & status.stx_attributes_mask;
+}
+#endif
+
 }  // namespace
 
 void require_own_place(const std::string& path, FileKind wanted, ExitCode code) {
@@ -25,33 +34,60 @@ void require_own_place(const std::string& path, FileKind wanted, ExitCode code) 
                                 kind_text(wanted)));
 }
 
-void clear_own_place(const std::string& path, ExitCode code, const std::function<bool()>& is_own) {
+std::string foreign_warning(const std::string& path, ExitCode code, const IsOwn& is_own) {
   const FileKind found = kind_of_entry(path, code);
-  if (found == FileKind::absent) return;
-  bool own = false;
-  if (found == FileKind::regular) quietly([&] { own = is_own(); });
-  if (own) return;
-  warn(fmt::format("{}: not written by this run; {} is kept as {}", path,
-                   found == FileKind::regular ? "the file" : kind_text(found), set_aside(path, code)));
+  if (found == FileKind::absent) return "";
+  std::string why = path + ": not written by this run";
+  if (found == FileKind::regular) {
+    try {
+      if (file_size(path, code) == 0 || is_own(path)) return "";
+    } catch (const Error& error) {
+      why = error.what();
+    }
+  }
+  return fmt::format("{}; {} is kept as {}", why, found == FileKind::regular ? "the file" : kind_text(found),
+                     free_name(path, code));
+}
+
+void clear_own_place(const std::string& path, ExitCode code, const IsOwn& is_own) {
+  const std::string warning = foreign_warning(path, code, is_own);
+  if (warning.empty()) return;
+  set_aside(path, code);
+  warn(warning);
 }
 
 void clear_own_partial(const std::string& partial, ExitCode code) {
-  clear_own_place(partial, code, [&] { return file_size(partial, code) == 0; });
+  clear_own_place(partial, code, [](const std::string&) { return false; });
 }
 
-std::string obstacle_to_renaming(const std::string& directory, ExitCode code) {
+std::string obstacle_to_renaming(const std::string& path, ExitCode code) {
+  const std::string above = directory_of(path);
   try {
-    require_possible_directory(directory_of(directory), code);
+    require_possible_directory(above, code);
   } catch (const Error& error) {
     return error.what();
   }
+  struct stat entry {
+  }, directory{};
+  if (::lstat(path.c_str(), &entry) != 0 || ::stat(above.c_str(), &directory) != 0) return "";
+  const uid_t user = ::geteuid();
+  if ((directory.st_mode & S_ISVTX) != 0 && user != 0 && user != entry.st_uid && user != directory.st_uid)
+    return "another user owns it, and the directory has the sticky bit";
 #ifdef STATX_ATTR_MOUNT_ROOT  // Linux 5.8
-  struct statx status {};
-  if (::statx(AT_FDCWD, directory.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) == 0 &&
-      (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0)
-    return "a file system is mounted there";
+  const std::uint64_t attributes = attributes_of(path);
+  if ((attributes & STATX_ATTR_MOUNT_ROOT) != 0) return "a file system is mounted there";
+  if ((attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0)
+    return "it is immutable or append-only, as chattr makes files";
+  if ((attributes_of(above) & STATX_ATTR_APPEND) != 0) return "the directory is append-only, as chattr makes them";
 #endif
   return "";
+}
+
+void require_movable(const std::string& path, ExitCode code) {
+  if (kind_of_entry(path, code) == FileKind::absent) return;
+  const std::string obstacle = obstacle_to_renaming(path, code);
+  if (obstacle.empty()) return;
+  throw Error(code, fmt::format("{}: cannot be replaced: {}: undo that, or change run.name", path, obstacle));
 }
 
 OwnDirectory::OwnDirectory(const std::string& path, ExitCode code) : path_(path), code_(code) {

@@ -16,17 +16,27 @@ namespace nanorun {
 /// Throws where the path names anything but a regular file, or a directory, whichever is `wanted`, or nothing.
 void require_own_place(const std::string& path, FileKind wanted, ExitCode code);
 
+/// Whether the run has written the regular file at a path, which is not empty. May throw Error to say why not.
+using IsOwn = std::function<bool(const std::string& path)>;
+
 /// Makes the place of a file of the run free: renames what stands at `path` to free_name(path), of a link the link
-/// itself, and warns. Leaves a regular file for which is_own() returns true, since it may be replaced. A file for which
-/// is_own() throws is not the run's.
-void clear_own_place(const std::string& path, ExitCode code, const std::function<bool()>& is_own);
+/// itself, and warns. Leaves an empty regular file, and one for which is_own() returns true, since they may be
+/// replaced.
+void clear_own_place(const std::string& path, ExitCode code, const IsOwn& is_own);
+
+/// The warning of clear_own_place(); empty where it would rename nothing. Changes nothing.
+std::string foreign_warning(const std::string& path, ExitCode code, const IsOwn& is_own);
 
 /// clear_own_place() for a file that is written in one go under this name and then renamed: only an empty one stays.
 void clear_own_partial(const std::string& partial, ExitCode code);
 
-/// Why the directory cannot get another name: the one above cannot be written, or it is a mount point. Empty where
-/// nothing speaks against it.
-std::string obstacle_to_renaming(const std::string& directory, ExitCode code);
+/// Why what stands at `path` can get no other name, nor be removed: the directory cannot be written, it has the sticky
+/// bit and another user owns the file, the file is immutable, or it is a mount point. Empty where nothing speaks
+/// against it.
+std::string obstacle_to_renaming(const std::string& path, ExitCode code);
+
+/// Throws where there is an obstacle_to_renaming() of a file that the run replaces.
+void require_movable(const std::string& path, ExitCode code);
 
 /// A directory that is held open. If its path names something else later, such as a link, files are still written into
 /// this directory. Their names are given without the directory.

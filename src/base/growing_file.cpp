@@ -8,11 +8,7 @@
 
 namespace nanorun {
 
-GrowingFile::GrowingFile(const std::string& path) : path_(path), file_(path, ExitCode::output) {
-  // Half a file, as in a copy of a directory that was in use.
-  const std::string partial = partial_of(path);
-  if (kind_of_entry(partial, ExitCode::output) == FileKind::regular) remove_file(partial, ExitCode::output);
-}
+GrowingFile::GrowingFile(const std::string& path) : path_(path), file_(path, ExitCode::output) {}
 
 void GrowingFile::unshare() {
   if (file_.links() > 1 && file_.in_place()) file_ = AppendFile(path_, ExitCode::output);

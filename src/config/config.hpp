@@ -268,6 +268,10 @@ void check_model(const Config& config);
 /// The resolved deck as TOML: every key with its value and help; parses back to the same Config.
 std::string to_toml(const Config& config);
 
+/// Whether a text is just what to_toml() makes of a deck, with nothing of a user's in it. False for the decks of
+/// programs with other keys or other help.
+bool is_resolved_deck(const std::string& text);
+
 /// What it means for a training that has begun if a key gets another value.
 enum class Role {
   trains,      ///< the numbers change from here on

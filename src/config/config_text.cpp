@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "src/base/error.hpp"
 #include "src/config/config.hpp"
 #include "src/config/config_keys.hpp"
 #include "src/config/config_values.hpp"
@@ -68,6 +69,14 @@ std::string to_toml(const Config& config) {
     }
   }
   return text;
+}
+
+bool is_resolved_deck(const std::string& text) {
+  try {
+    return to_toml(parse_deck(text, "", {})) == text;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now, const std::string& file) {

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <climits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "src/base/error.hpp"
+#include "src/base/files_own.hpp"
 
 namespace nanorun {
 
@@ -53,25 +57,70 @@ struct Kept {
   std::uint64_t last_line = 0;  ///< where the last line begins
 };
 
-constexpr std::string_view line_begin = "{\"step\":";
+/// Every key that a line may have.
+constexpr std::array<std::string_view, 20> line_keys = {"step",
+                                                        "loss",
+                                                        "loss_weights",
+                                                        "ms",
+                                                        "tokens_per_second",
+                                                        "tokens",
+                                                        "train_seconds",
+                                                        "mfu",
+                                                        "lr",
+                                                        "momentum",
+                                                        "window",
+                                                        "gradient_norm",
+                                                        "gpu_rank",
+                                                        "gpu_clock_mhz",
+                                                        "step_ms",
+                                                        "validation_ms",
+                                                        "device_memory_bytes",
+                                                        "validation_loss",
+                                                        "gpu_power_watts",
+                                                        "gpus_throttled"};
 
-/// Throws Error(output, damage) at a line that is none of the metrics. A last line that was cut short is left out.
-Kept kept_lines(const std::string& text, const std::string& path, long first_step) {
+bool is_line(const Json& json) {
+  const auto is_known = [](const auto& item) { return std::ranges::find(line_keys, item.key()) != line_keys.end(); };
+  return json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+         (json.contains("loss") || json.contains("validation_loss")) && json.contains("train_seconds") &&
+         std::ranges::all_of(json.items(), is_known);
+}
+
+/// Whether a text may be the beginning of a line.
+bool may_begin_line(std::string_view text) {
+  const auto takes = [&text](std::string_view word) {
+    const std::size_t size = std::min(text.size(), word.size());
+    const bool same = text.substr(0, size) == word.substr(0, size);
+    text.remove_prefix(size);
+    return same;
+  };
+  if (!takes("{\"step\":")) return false;
+  text.remove_prefix(std::min(text.find_first_not_of("0123456789"), text.size()));
+  const std::string_view rest = text;
+  if (takes(",\"loss\":")) return true;
+  text = rest;
+  return takes(",\"validation_loss\":");
+}
+
+constexpr std::uint64_t max_bytes = 1u << 30;  ///< of a file that is read
+
+/// Throws Error(output) at a line that is none of the metrics. A last line that was cut short is left out, and zeros
+/// behind it, as a crash of the node may leave them.
+Kept kept_lines(const std::string& path, long first_step) {
+  std::string text = read_text(path, max_bytes, ExitCode::output);
+  text.resize(text.find_last_not_of('\0') + 1);
   Kept kept;
   long number = 0;
   while (kept.bytes < text.size()) {
     const std::size_t end = text.find('\n', kept.bytes);
     const std::string_view line = std::string_view(text).substr(kept.bytes, end - kept.bytes);
     number += 1;
-    const bool cut_short = end == std::string::npos;
-    if (cut_short && line.substr(0, line_begin.size()) == line_begin.substr(0, line.size())) break;
     const Json json = Json::parse(line, nullptr, false);
-    const bool whole = !cut_short && json.is_object() && json.contains("step") && json["step"].is_number_integer();
-    const long step = whole ? json["step"].get<long>() : -1;
-    if (step < kept.step) {
-      throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number),
-                  Scope::this_rank, Cause::damage);
-    }
+    const bool cut_short = end == std::string::npos;
+    if (cut_short && (is_line(json) || (json.is_discarded() && may_begin_line(line)))) break;
+    const long step = !cut_short && is_line(json) ? json["step"].get<long>() : -1;
+    if (step < kept.step)
+      throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number));
     if (step > first_step) break;
     kept.step = step;
     kept.validation = json.contains("validation_loss") ? step : -1;
@@ -90,22 +139,21 @@ void warn_of_hole(const std::string& path, long first, long last) {
 
 }  // namespace
 
+bool is_metrics(const std::string& path) {
+  kept_lines(path, LONG_MAX);
+  return true;
+}
+
 void Metrics::open(const std::string& path, long first_step) {
   if (!active_) return;
-  const bool resumed = first_step > 0 && has_file(path, ExitCode::output);
-  file_.emplace(path);
+  path_ = path;
+  if (has_file(path, ExitCode::output)) clear_own_place(path, ExitCode::output, is_metrics);
   Kept kept;
-  if (resumed) {
-    try {
-      kept = kept_lines(file_->text(), path, first_step);
-      warn_of_hole(path, kept.step + 1, first_step);
-    } catch (const Error& error) {
-      if (error.cause() != Cause::damage) throw;
-      const std::string aside = set_aside(path, ExitCode::output);
-      warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
-      file_.emplace(path);
-    }
+  if (first_step > 0 && has_file(path, ExitCode::output)) {
+    kept = kept_lines(path, first_step);
+    warn_of_hole(path, kept.step + 1, first_step);
   }
+  file_.emplace(path);
   file_->shorten(kept.bytes);
   size_ = kept.bytes;
   kept_step_ = kept.validation;
@@ -121,7 +169,7 @@ void Metrics::add(const StepMetrics& step) {
 void Metrics::add(const ValidationMetrics& validation) {
   if (!file_) return;
   if (validation.step == kept_step_) {
-    attempt([&] { file_->shorten(kept_begin_); });
+    attempt([&] { shorten(kept_begin_); });
     size_ = kept_begin_;
     kept_step_ = -1;
   }
@@ -142,9 +190,16 @@ void Metrics::attempt(Write&& write) {
     write();
   } catch (const Error& error) {
     warn(fmt::format("{}; the metrics stop here", error.what()));
-    quietly([&] { file_->shorten(size_); });
+    quietly([&] { shorten(size_); });
     file_.reset();
   }
+}
+
+/// Leaves the file as it is where somebody has written something else into it.
+void Metrics::shorten(std::uint64_t bytes) {
+  bool own = false;
+  quietly([&] { own = file_size(path_, ExitCode::output) >= bytes && is_metrics(path_); });
+  if (own) file_->shorten(bytes);
 }
 
 }  // namespace nanorun

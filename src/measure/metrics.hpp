@@ -45,6 +45,10 @@ struct ValidationMetrics {
   double train_seconds = 0;  ///< time of all steps before it
 };
 
+/// Whether nanorun has written the file, which may lack the end of its last line. Throws Error(output) that names the
+/// first line that is none of the metrics.
+bool is_metrics(const std::string& path);
+
 /// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning
 /// says so and the metrics end, not the run.
 class Metrics {
@@ -52,9 +56,9 @@ class Metrics {
   /// Does nothing unless `active`.
   explicit Metrics(bool active) : active_(active) {}
 
-  /// A run from step 0 starts a new file. A resumed run keeps the lines of steps up to first_step, warns if the last of
-  /// these lines are missing, and moves a damaged file out of the way. Throws Error(output) where the file cannot be
-  /// made.
+  /// A run from step 0 starts a new file. A resumed run keeps the lines of steps up to first_step, and warns if the
+  /// last of these lines are missing. Both move a file that nanorun has not written, or that is damaged, out of the
+  /// way. Throws Error(output) where the file cannot be made.
   void open(const std::string& path, long first_step);
 
   /// Adds a line, which flush() writes. If a resumed run has kept a line of the same validation, the new line replaces
@@ -66,8 +70,10 @@ class Metrics {
  private:
   template <class Write>
   void attempt(Write&& write);
+  void shorten(std::uint64_t bytes);
 
   bool active_;
+  std::string path_;
   std::optional<GrowingFile> file_;
   std::uint64_t size_ = 0;  ///< bytes of whole lines in the file
   std::string waiting_;

@@ -299,11 +299,20 @@ void create_trace(const std::string& path, const TraceWidth& width, const Earlie
   file.close();
 }
 
+bool is_trace(const std::string& path) {
+  try {
+    return h5::File::open(path, MPI_COMM_NULL, ExitCode::output).format() == trace_format;
+  } catch (const Busy&) {
+    return true;
+  }
+}
+
 std::uint64_t traced_steps(const std::string& path) {
   std::uint64_t steps = 0;
   quietly([&] {
-    if (exists(path, ExitCode::output))
-      steps = shape_of(h5::File::open(path, MPI_COMM_NULL, ExitCode::output), "/step", 1)[0];
+    if (!exists(path, ExitCode::output)) return;
+    const h5::File file = h5::File::open(path, MPI_COMM_NULL, ExitCode::output);
+    if (file.format() == trace_format) steps = shape_of(file, "/step", 1)[0];
   });
   return steps;
 }

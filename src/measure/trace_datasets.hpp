@@ -64,7 +64,11 @@ void append_gpus(h5::File& file, std::uint64_t stored, const TraceGpus& gpus);
 void append_rows(h5::File& file, std::uint64_t stored, const TraceRows& rows, std::uint64_t columns,
                  const TraceValidations& validations);
 
-/// Number of steps that a trace.h5 holds; 0 where there is no file that can be read.
+/// Whether nanorun has written the file, also an earlier program, by the attribute `format`. True where another program
+/// has it open, so that nobody can tell. Throws Error(output), with Cause::damage where the file is damaged or no HDF5.
+bool is_trace(const std::string& path);
+
+/// Number of steps that a trace.h5 holds; 0 where there is no file of nanorun's that can be read.
 std::uint64_t traced_steps(const std::string& path);
 
 }  // namespace nanorun

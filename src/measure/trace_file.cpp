@@ -44,16 +44,22 @@ std::string missing_steps(const std::vector<std::int64_t>& steps, std::int64_t b
   return text;
 }
 
+/// Throws where nanorun has not written the file.
+void require_trace(const h5::File& file) {
+  if (file.format() == trace_format) return;
+  throw Error(ExitCode::output, file.path() + ": not written by this run", Scope::this_rank, Cause::damage);
+}
+
 /// Replaces trace.h5 by one with what stays of it, and room for rows of this width beside those of the earlier run.
 /// Throws Busy, and leaves the file, where another program has it open for writing.
 void start(const std::string& path, const TraceWidth& width, long first_step, const std::string& provenance) {
   EarlierTrace earlier{.begin = first_step};
   std::optional<h5::File> before;  // stays open, so that no other program writes to it, until the new file replaces it
-  if (has_file(path, ExitCode::output)) {
+  if (has_file(path, ExitCode::output) && file_size(path, ExitCode::output) > 0) {
     if (lock_state(path, LockKind::shared, ExitCode::output) == LockState::held) throw held(path);
     try {
-      if (first_step > 0)
-        earlier = read_earlier_trace(before.emplace(h5::File::open(path, MPI_COMM_NULL, ExitCode::output)), first_step);
+      require_trace(before.emplace(h5::File::open(path, MPI_COMM_NULL, ExitCode::output)));
+      if (first_step > 0) earlier = read_earlier_trace(*before, first_step);
     } catch (const Error& error) {
       if (error.cause() != Cause::damage) throw;
       const std::string aside = set_aside(path, ExitCode::output);
@@ -71,11 +77,15 @@ void start(const std::string& path, const TraceWidth& width, long first_step, co
   });
 }
 
-/// Takes disk space for what is to be appended, since HDF5 cannot close a file properly after a write has failed.
-void reserve(const std::string& path, std::uint64_t bytes) {
+/// Opens the file to append so many bytes, for which it takes disk space first, since HDF5 cannot close a file properly
+/// after a write has failed. Leaves the file as it is where somebody has written something else into it.
+h5::File open_with_space(const std::string& path, std::uint64_t bytes) {
   const std::uint64_t size = file_size(path, ExitCode::output);
   try {
     reserve_space(path, size + bytes, ExitCode::output);
+    h5::File file = h5::File::open_append(path, MPI_COMM_NULL, ExitCode::output);
+    require_trace(file);
+    return file;
   } catch (...) {
     quietly([&] { truncate_file(path, size, ExitCode::output); });
     throw;
@@ -186,8 +196,7 @@ void TraceFile::write_or_wait() {
 /// For rank 0. After an exception the next call writes the same rows again.
 void TraceFile::write_waiting() {
   require_own_file();
-  reserve(path_, trace_bytes(waiting_.size(), stored_.width, validations_, gpus_));
-  h5::File file = h5::File::open_append(path_, MPI_COMM_NULL, ExitCode::output);
+  h5::File file = open_with_space(path_, trace_bytes(waiting_.size(), stored_.width, validations_, gpus_));
   append_gpus(file, stored_.looks, gpus_);
   append_rows(file, stored_.rows, waiting_, width_.columns, validations_);
   file.close();

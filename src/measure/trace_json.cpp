@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
 
 namespace nanorun {
@@ -21,6 +22,11 @@ json arguments_of(const TraceSpan& span) {
   json arguments = {{"step", span.step}};
   if (span.track == Track::collectives) arguments["level"] = span.level == Level::between ? "between" : "inside";
   return arguments;
+}
+
+/// The text of a file with these events.
+std::string text_of(json events) {
+  return json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + '\n';
 }
 
 /// The events of one rank.
@@ -47,11 +53,17 @@ void write_events(const std::string& path, const std::vector<std::string>& event
   for (const std::string& text : events_by_rank) {
     for (json& event : json::parse(text)) events.push_back(std::move(event));
   }
-  replace_text(path, ExitCode::output,
-               json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + '\n');
+  clear_own_place(path, ExitCode::output, is_trace_json);
+  replace_text(path, ExitCode::output, text_of(std::move(events)));
 }
 
 }  // namespace
+
+bool is_trace_json(const std::string& path) {
+  const std::string first = text_of({metadata("process_name", 0, Track::compute, "rank 0")});
+  const std::string begin = first.substr(0, first.rfind(']'));
+  return read_start(path, begin.size(), ExitCode::output) == begin;
+}
 
 void write_trace_json(Comm& comm, const std::string& path, const std::vector<TraceSpan>& spans) {
   const std::vector<std::string> events_by_rank = comm.gather(events_of(spans, comm.rank()).dump());

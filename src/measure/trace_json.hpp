@@ -23,7 +23,11 @@ struct TraceSpan {
   Level level = Level::inside;  ///< of a transfer
 };
 
-/// Collective. Writes the spans of all ranks. Throws Error(output) on all ranks alike.
+/// Whether nanorun has written the file, by how it begins. Throws Error(output).
+bool is_trace_json(const std::string& path);
+
+/// Collective. Writes the spans of all ranks. What else has the name of the file gets another, with a warning. Throws
+/// Error(output) on all ranks alike.
 void write_trace_json(Comm& comm, const std::string& path, const std::vector<TraceSpan>& spans);
 
 }  // namespace nanorun

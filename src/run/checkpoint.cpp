@@ -18,10 +18,18 @@ namespace {
 
 using Slabs = std::vector<Slab<float>>;
 
-/// Throws where something else stands in the place of a checkpoint.
+/// Throws where something else stands in the place of a checkpoint, or a file that cannot be opened.
 void require_file(const std::string& path) {
   const FileKind found = kind_of(path, ExitCode::checkpoint);
-  if (found == FileKind::regular) return;
+  if (found == FileKind::regular) {
+    try {
+      open_to_read(path, ExitCode::checkpoint);
+    } catch (const Error& error) {
+      throw checkpoint_error(
+          fmt::format("{}: make it readable, or move it away to continue from an earlier one", error.what()));
+    }
+    return;
+  }
   throw checkpoint_error(fmt::format("{}: {} stands where a checkpoint of the run belongs: move it away", path,
                                      found == FileKind::directory ? "a directory"
                                      : found == FileKind::absent  ? "a link to nothing"
@@ -53,25 +61,14 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of the same deck, is
-/// kept under another; if it cannot be renamed, the finished file is.
-void name_finished(const std::string& partial, const std::string& path, const CheckpointHeader& own) {
-  constexpr ExitCode code = ExitCode::checkpoint;
-  const auto is_own = [&] {
-    Comm alone(MPI_COMM_SELF);
-    const CheckpointHeader found = read_checkpoint_header(alone, path);
-    return found.model == own.model && found.deck == own.deck;
-  };
-  try {
-    clear_own_place(path, code, is_own);
-    rename_file(partial, path, code);
-  } catch (const Error& error) {
-    const std::string free = free_name(path, code);
-    quietly([&] { rename_file(partial, free, code); });
-    const std::string kept = exists(free, code) ? free : partial;
-    if (!exists(kept, code)) throw;
-    throw checkpoint_error(fmt::format("{}; the finished checkpoint is kept as {}", error.what(), kept));
-  }
+/// Whether one run may have had both decks: they differ in no name of a run, and in nothing that trains but the steps.
+bool is_deck_of_run(const std::string& found, const std::string& own) {
+  if (found == own) return true;
+  if (own.empty()) return false;
+  const std::vector<KeyChange> changes = deck_changes(found, parse_deck(own, "the deck", {}));
+  return std::ranges::none_of(changes, [](const KeyChange& change) {
+    return change.key == "run.name" || (change.role != Role::operates && change.key != "train.steps");
+  });
 }
 
 }  // namespace
@@ -123,6 +120,41 @@ void Checkpoints::make_directory(const std::string& next) {
   }
 }
 
+/// Throws unless this run, or the start of it that wrote the restored checkpoint, may have written the checkpoint.
+void Checkpoints::require_own(const std::string& path) const {
+  Comm alone(MPI_COMM_SELF);
+  const CheckpointHeader found = read_checkpoint_header(alone, path);
+  const auto refuse = [&](const char* whose) {
+    throw Error(ExitCode::checkpoint,
+                fmt::format("{}: a checkpoint of another {}, which this run has not written", path, whose));
+  };
+  if (found.model != header_.model) refuse("model");
+  bool own = false;  // not where the deck is none of this program
+  quietly([&] { own = is_deck_of_run(found.deck, header_.deck) || is_deck_of_run(found.deck, restored_.deck); });
+  if (!own) refuse("training");
+}
+
+/// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of this run, is kept
+/// under another; if it cannot be renamed, the finished file is.
+void Checkpoints::name_finished(const std::string& partial, const std::string& path) const {
+  constexpr ExitCode code = ExitCode::checkpoint;
+  const auto is_own = [this](const std::string& there) {
+    require_own(there);
+    return true;
+  };
+  try {
+    require_movable(path, code);
+    clear_own_place(path, code, is_own);
+    rename_file(partial, path, code);
+  } catch (const Error& error) {
+    const std::string free = free_name(path, code);
+    quietly([&] { rename_file(partial, free, code); });
+    const std::string kept = exists(free, code) ? free : partial;
+    if (!exists(kept, code)) throw;
+    throw checkpoint_error(fmt::format("{}; the finished checkpoint is kept as {}", error.what(), kept));
+  }
+}
+
 /// Removes what neither `keep` nor the milestones hold.
 void Checkpoints::prune(long step) {
   std::vector<std::string> files;
@@ -135,7 +167,7 @@ void Checkpoints::prune(long step) {
     if (milestone > 0 && step_of(name_of(files[i])).value() % milestone == 0) continue;
     if (same_file(files[i], config_.restart, ExitCode::checkpoint)) continue;
     try {
-      require_checkpoint_of(files[i], header_.model);
+      require_own(files[i]);
       remove_file(files[i], ExitCode::checkpoint);
     } catch (const Error& error) {
       if (kept_.insert(files[i]).second) warn(fmt::format("{}; the file is kept", error.what()));
@@ -155,7 +187,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
     if (!comm_.root()) return;
     // What has this name elsewhere is another run's.
     if (moved()) throw checkpoint_error(directory_ + ": was moved away while a checkpoint was written");
-    name_finished(partial, path, header_);
+    name_finished(partial, path);
   });
   try {
     if (comm_.root()) prune(progress.step);
@@ -212,6 +244,9 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
 std::optional<Progress> Checkpoints::load_newest(const std::vector<std::string>& files, const Slabs& slabs) {
   for (auto path = files.rbegin(); path != files.rend(); ++path) {
     try {
+      comm_.together([&] {
+        if (comm_.root()) require_file(*path);
+      });
       const Progress progress = load(*path, slabs);
       if (name_of(*path) == name_of_step(progress.step)) return progress;
       warn(comm_, fmt::format("{}: contains step {}, not that of its name; skipped", *path, progress.step));

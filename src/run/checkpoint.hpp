@@ -108,6 +108,8 @@ class Checkpoints {
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
   void make_directory(const std::string& next);
+  void require_own(const std::string& path) const;
+  void name_finished(const std::string& partial, const std::string& path) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
 

@@ -268,11 +268,6 @@ CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path) {
   return header;
 }
 
-void require_checkpoint_of(const std::string& path, const std::string& model) {
-  if (read_header(open(path)).model != model)
-    throw Error(ExitCode::checkpoint, path + ": a checkpoint of another model, which this run has not written");
-}
-
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header, const Slabs& slabs) {
   Sums sums, stored;
   comm.together([&] {

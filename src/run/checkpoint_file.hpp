@@ -34,9 +34,6 @@ CheckpointContents read_checkpoint(Comm& comm, const std::string& path, const st
 /// Collective. Reads the header alone. Throws Error(checkpoint) on all ranks alike.
 CheckpointHeader read_checkpoint_header(Comm& comm, const std::string& path);
 
-/// For one rank. Throws Error(checkpoint) unless the file is a checkpoint of a model with this fingerprint.
-void require_checkpoint_of(const std::string& path, const std::string& model);
-
 /// Collective. Reads the values of the slabs and verifies their checksums; values of a slab without memory are only
 /// verified. Throws Error(checkpoint) on all ranks alike; the slabs are then undefined.
 void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& header,

@@ -82,6 +82,7 @@ void require_own(const std::string& directory, const std::string& target, const 
   const std::string text = lock_text(target);
   if (!text.empty() && !is_lock_text(text))
     throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
+  if (kind_of_entry(target + lock_name, code) != FileKind::absent) require_writable(target + lock_name, code);
   require_free_of_runs(directory, target, own_run);
 }
 

@@ -1,7 +1,5 @@
 // Whether a run can write its checkpoints, and how long one takes: looked at and tried before the run trains.
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 
@@ -17,13 +15,6 @@ namespace {
 
 using Slabs = std::vector<Slab<float>>;
 
-/// Largest file that this process may write.
-std::uint64_t file_size_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
-  return limit.rlim_cur;
-}
-
 }  // namespace
 
 void Checkpoints::require_free_names(const DueCheckpoints& due) const {
@@ -34,7 +25,9 @@ void Checkpoints::require_free_names(const DueCheckpoints& due) const {
   };
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     const std::optional<long> step = step_of_unfinished(name);
-    if (step && needs(*step)) require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
+    if (!step || !needs(*step)) continue;
+    require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
+    require_movable(directory_ + "/" + name, ExitCode::checkpoint);
   }
 }
 
@@ -44,8 +37,8 @@ void Checkpoints::probe(const DueCheckpoints& due, const Slabs& slabs) {
   comm_.together([&] {
     if (!comm_.root()) return;
     require_free_names(due);
-    make_directory(path);
     require_space(due, slabs);
+    make_directory(path);
   });
   std::vector<float> row(1, 1.0f);
   const Slab<float> slab{

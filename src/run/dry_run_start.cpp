@@ -58,6 +58,14 @@ bool passes_or_warns(DryRunStart& start, Look&& look, std::optional<ExitCode> re
   }
 }
 
+/// Files that the run would keep under other names.
+void warn_of_foreign_files(const RunPaths& paths, const Config& config, DryRunStart& start) {
+  for (const auto& [path, is_own] : paths.places(config)) {
+    const std::string warning = foreign_warning(path, ExitCode::output, is_own);
+    if (!warning.empty()) start.lines.push_back("warning: " + warning);
+  }
+}
+
 /// Takes the looks of the run's start, in its order. Throws what stands in the way in the run's directory.
 void plan(const Config& config, int ranks, const ParameterTable& table, DryRunStart& start) {
   Comm alone(MPI_COMM_SELF);
@@ -73,6 +81,7 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   if (!continuation.complete) paths.require_free_stop_file();
   paths.require_free_files(config, ranks, continuation);
   if (continuation.complete) return;
+  if (continuation.here || !paths.holds_a_run()) warn_of_foreign_files(paths, config, start);
   const DueCheckpoints due{
       .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};
   checkpoints.require_free_names(due);

@@ -8,7 +8,7 @@
 
 #include "src/base/text.hpp"
 #include "src/measure/trace_datasets.hpp"
-#include "src/run/run_paths.hpp"
+#include "src/run/run_files.hpp"
 #include "src/run/summary.hpp"
 
 namespace nanorun {
@@ -30,7 +30,7 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
                             const std::optional<Progress>& found) {
   const std::string deck_file = directory + "/deck.toml";
   std::optional<std::string> summary = text_of_run(directory + "/summary.json");
-  if (summary && is_of_no_step(*summary)) summary.reset();
+  if (summary && (!is_summary(*summary) || is_of_no_step(*summary))) summary.reset();
   if (!found && !summary && traced_steps(directory + "/trace.h5") == 0) return std::nullopt;
   Remains remains;
   remains.deck = found ? checkpoints.restored().deck : text_of_run(deck_file).value_or("");
@@ -47,9 +47,15 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
 std::vector<std::string> differences(const Remains& remains, const Config& config,
                                      const std::optional<Progress>& checkpoint) {
   if (remains.deck.empty()) return {"its deck.toml is missing or empty"};
+  std::vector<KeyChange> changes;
+  try {
+    changes = deck_changes(remains.deck, config, remains.deck_file);
+  } catch (const Error& error) {
+    return {fmt::format("its deck cannot be read: {}", excerpt(error.what()))};
+  }
   std::vector<std::string> texts;
   bool steps_alone = true;
-  for (const KeyChange& change : deck_changes(remains.deck, config, remains.deck_file)) {
+  for (const KeyChange& change : changes) {
     if (change.role == Role::operates) continue;
     texts.push_back(change.text);
     steps_alone = steps_alone && change.key == "train.steps";

@@ -3,6 +3,7 @@
 // directory: "job 17, process 4711 on node n1; checkpoints of /data/outputs/first".
 
 #include <string>
+#include <string_view>
 
 #include "src/base/error.hpp"
 
@@ -11,8 +12,8 @@ namespace nanorun {
 /// This process, as lock files name it: the batch job where there is one, process and node.
 std::string own_name();
 
-/// Whether a text may come from a lock file, also of earlier programs.
-bool is_lock_text(const std::string& text);
+/// Whether a text is that of a lock file, also of earlier programs.
+bool is_lock_text(std::string_view text);
 
 /// Stands before the run's directory in the lock file of a directory of checkpoints behind a link.
 inline constexpr const char* checkpoints_of = "; checkpoints of ";

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "src/base/error.hpp"
@@ -27,6 +28,11 @@ bool write_output(const std::string& text) {
   if (put(text)) return true;
   if (errno == EPIPE) return false;
   throw Error(ExitCode::output, output_failure());
+}
+
+bool is_log(const std::string& path) {
+  constexpr std::string_view begin = "nanorun ";
+  return read_start(path, begin.size(), ExitCode::output) == begin;
 }
 
 Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}

@@ -12,6 +12,10 @@ namespace nanorun {
 /// error, and further texts can be left out. Throws Error(output) where writing fails for another reason.
 bool write_output(const std::string& text);
 
+/// Whether nanorun has written the log.txt at this path, which then begins with the program's name. Throws
+/// Error(output).
+bool is_log(const std::string& path);
+
 /// Lines to standard output and to log.txt, and on a terminal a live line for the current step.
 class Log {
  public:

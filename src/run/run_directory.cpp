@@ -6,30 +6,30 @@
 #include <cstdio>
 #include <random>
 #include <span>
-#include <string_view>
 #include <thread>
 
 #include "src/base/error.hpp"
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
-#include "src/measure/trace_datasets.hpp"
 #include "src/run/lock_text.hpp"
-#include "src/storage/h5_partial.hpp"
 
 namespace nanorun {
 
 namespace {
 
-/// Seconds since a file was last written, by the clock of its file system: that of a new file beside it.
+/// Seconds since a file was last written, by the clock of its file system: that of a new file beside it, whose name is
+/// short whatever the file's is.
 double age_of(const std::string& path) {
   const FileState written = state_of(path, ExitCode::output);
-  const std::string mark = fmt::format("{}.{:08x}", path, std::random_device()());
+  const std::string mark = fmt::format("{}/lock.{:08x}", directory_of(path), std::random_device()());
   create_file(mark, ExitCode::output);
   const FileState now = state_of(mark, ExitCode::output);
   remove_file(mark, ExitCode::output);
   return static_cast<double>(now.seconds - written.seconds) +
          1e-9 * static_cast<double>(now.nanoseconds - written.nanoseconds);
 }
+
+bool is_lock(const std::string& path) { return is_lock_text(text_of_run(path).value_or("")); }
 
 /// Whether the file is there. A network file system may show it to other nodes a little later.
 bool appears(const std::string& path) {
@@ -74,6 +74,7 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config) : comm_(comm), path
     made_ = !exists(path(), ExitCode::output);
     make_directories(path(), ExitCode::output);
     made_lock_ = !exists(paths_.lock(), ExitCode::output);
+    no_checkpoints_ = kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
     lock();
   });
   if (comm_.size() > 1) require_in_sight();
@@ -82,9 +83,10 @@ RunDirectory::RunDirectory(Comm& comm, const Config& config) : comm_(comm), path
 RunDirectory::~RunDirectory() { remove_unused(); }
 
 void RunDirectory::remove_unused() {
-  if (!made_lock_) return;
   quietly([&] {
-    if (!locks_.back().in_place()) return;
+    if (locks_.empty() || !locks_.back().in_place()) return;
+    if (no_checkpoints_) remove_empty_directory(checkpoints(), ExitCode::output);
+    if (!made_lock_) return;
     remove_file(paths_.lock(), ExitCode::output);
     if (made_) remove_empty_directory(path(), ExitCode::output);
   });
@@ -145,7 +147,7 @@ void RunDirectory::require_free(const Config& config, const Continuation& contin
   });
 }
 
-std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
+std::vector<std::string> RunDirectory::begin(const Config& config, Start start, double seconds) {
   std::vector<std::string> lines;
   comm_.together([&] {
     if (!comm_.root()) return;
@@ -165,9 +167,8 @@ std::vector<std::string> RunDirectory::begin(Start start, double seconds) {
         create_file(stop_file(), ExitCode::output);
       }
     }
-    if (paths_.is_foreign()) keep_foreign_files();
-    keep_foreign_partials();
-    made_ = made_lock_ = false;
+    keep_foreign_files(config);
+    made_ = made_lock_ = no_checkpoints_ = false;
   });
   return lines;
 }
@@ -179,32 +180,12 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
   return true;
 }
 
-/// No run has been here: what has the name of a run's file is somebody's own.
-void RunDirectory::keep_foreign_files() const {
-  for (const char* name : run_file_names) {
-    for (const std::string& path : {file(name), partial_of(file(name))}) {
-      if (kind_of_entry(path, ExitCode::output) == FileKind::absent) continue;
-      warn(fmt::format("{}: is of no run; kept as {}", path, set_aside(path, ExitCode::output)));
-    }
-  }
-}
-
-/// What writes of an earlier start that were cut short have left is told from a file of a user's only where it is HDF5.
-void RunDirectory::keep_foreign_partials() const {
-  for (const char* name : run_file_names) {
-    const std::string path = partial_of(file(name));
-    if (kind_of_entry(path, ExitCode::output) != FileKind::regular) continue;
-    bool own = false;  // not where it cannot be read
-    quietly([&] {
-      own = std::string_view(name) == "trace.h5" ? !h5::is_foreign_partial(path, trace_format, ExitCode::output)
-                                                 : file_size(path, ExitCode::output) == 0;
-    });
-    if (own) {
-      remove_file(path, ExitCode::output);
-      continue;
-    }
-    warn(fmt::format("{}: somebody's own, or the rest of a write that was cut short; kept as {}", path,
-                     set_aside(path, ExitCode::output)));
+/// Also removes what writes of an earlier start that were cut short have left.
+void RunDirectory::keep_foreign_files(const Config& config) const {
+  for (const auto& [path, is_own] : paths_.places(config)) clear_own_place(path, ExitCode::output, is_own);
+  for (const RunFile& one : run_files()) {
+    const std::string partial = partial_of(file(one.name));
+    if (kind_of_entry(partial, ExitCode::output) == FileKind::regular) remove_file(partial, ExitCode::output);
   }
 }
 
@@ -213,10 +194,12 @@ bool RunDirectory::keep() {
   try {
     const bool taken = is_taken();
     if (!taken && locks_.back().in_place()) return false;
+    const bool same = !taken && names_file(path(), opened_, ExitCode::output);
+    if (same) clear_own_place(paths_.lock(), ExitCode::output, is_lock);
     // Whoever runs there, or did, has left a lock file.
     if (taken || has_file(paths_.lock(), ExitCode::output)) {
       move_beside();
-    } else if (names_file(path(), opened_, ExitCode::output)) {
+    } else if (same) {
       lock();
       warn(fmt::format("{}: was removed while the run goes on; made again", paths_.lock()));
       anew = false;
@@ -253,14 +236,8 @@ void RunDirectory::move_beside() {
   displaced_ = true;
 }
 
-void RunDirectory::keep_foreign(const std::string& name, bool (*is_own)(const std::string&)) const {
-  clear_own_place(file(name), ExitCode::output, [&] {
-    const std::optional<std::string> text = read(name);
-    return text && (text->empty() || is_own(*text));
-  });
-}
-
 void RunDirectory::write(const std::string& name, const std::string& text) const {
+  clear_own_place(file(name), ExitCode::output, run_file(name).is_own);
   replace_text(file(name), ExitCode::output, text);
 }
 

@@ -8,6 +8,7 @@
 #include "src/base/file_lock.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
+#include "src/run/run_files.hpp"
 #include "src/run/run_paths.hpp"
 
 namespace nanorun {
@@ -22,7 +23,8 @@ class RunDirectory {
   /// nothing else in it before begin(). Throws Error(output) on all ranks alike where the directory cannot be written,
   /// another job holds the lock, or a rank does not see rank 0's directory under this path.
   RunDirectory(Comm& comm, const Config& config);
-  /// If begin() was not reached, removes the directory and the lock file, if this object has made them.
+  /// If begin() was not reached, removes the directory and the lock file, if this object has made them, and an empty
+  /// directory of checkpoints that was made since.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
@@ -45,24 +47,22 @@ class RunDirectory {
 
   /// Collective. Makes the directory ready for a run that continues what lies there or, with Start::anew, for a new
   /// run: it then renames the directory of an earlier run to the first of <directory>.1, <directory>.2, ... that is
-  /// free. Removes a stop file that is older than this program, which started `seconds` ago. Returns lines for the log
-  /// on rank 0. Throws Error(output) on all ranks alike.
-  std::vector<std::string> begin(Start start, double seconds);
+  /// free. Renames files that have the names of the run's, but that nanorun has not written. Removes a stop file that
+  /// is older than this program, which started `seconds` ago. Returns lines for the log on rank 0. Throws Error(output)
+  /// on all ranks alike.
+  std::vector<std::string> begin(const Config& config, Start start, double seconds);
 
   /// For rank 0; called now and then, and before anything is written. If the directory or its lock was removed during
-  /// the run, warns, makes the directory again and locks it. If another run or a file has its place, path() becomes the
-  /// first of <directory>.1, <directory>.2, ... that is free. Returns whether the directory is a new one. Throws
-  /// Error(output).
+  /// the run, warns, makes the directory again and locks it; what is no lock in the lock's place gets another name. If
+  /// another run or a file has the directory's place, path() becomes the first of <directory>.1, <directory>.2, ...
+  /// that is free. Returns whether the directory is a new one. Throws Error(output).
   bool keep();
 
   /// For rank 0. Whether keep() has found another run or a file in the directory's place.
   bool displaced() const { return displaced_; }
 
-  /// For rank 0. Renames what stands in the place of the text file `name`, with a warning, unless it is empty or
-  /// is_own() returns true for its text. Throws Error(output).
-  void keep_foreign(const std::string& name, bool (*is_own)(const std::string& text)) const;
-
-  /// Replaces the file `name` in the directory by way of a temporary one. Throws Error(output).
+  /// Replaces one of run_files() by way of a temporary file. What nanorun has not written under this name gets another,
+  /// with a warning. Throws Error(output).
   void write(const std::string& name, const std::string& text) const;
 
  private:
@@ -74,8 +74,7 @@ class RunDirectory {
   void require_appearance(const std::string& mark) const;
   void remove_unused();
   bool remove_earlier_stop_file(double seconds) const;
-  void keep_foreign_files() const;
-  void keep_foreign_partials() const;
+  void keep_foreign_files(const Config& config) const;
 
   Comm& comm_;
   RunPaths paths_;
@@ -83,6 +82,7 @@ class RunDirectory {
   Descriptor opened_;            ///< on rank 0: the directory that was locked last
   bool made_ = false;            ///< this object has made the directory
   bool made_lock_ = false;       ///< this object has made the lock file, and no run has begun
+  bool no_checkpoints_ = false;  ///< there was no directory of checkpoints, and no run has begun
   bool displaced_ = false;
   bool warned_ = false;
 };

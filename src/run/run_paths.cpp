@@ -9,11 +9,11 @@
 
 #include "src/base/error.hpp"
 #include "src/base/file_lock.hpp"
-#include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
 #include "src/comm/heartbeat_files.hpp"
 #include "src/run/checkpoint_link.hpp"
 #include "src/run/lock_text.hpp"
+#include "src/run/run_files.hpp"
 #include "src/storage/h5_shared_path.hpp"
 
 namespace nanorun {
@@ -22,27 +22,33 @@ namespace {
 
 constexpr const char* lock_name = "lock";
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
-constexpr std::uint64_t max_text = 1u << 30;  ///< bytes of a file that text_of_run() takes
 
-/// Whether the run writes the file, which is one of run_file_names.
-bool needs(const Config& config, std::string_view name) {
-  if (name == "trace.h5") return config.trace.enabled;
-  return name != "trace.json" || (config.trace.enabled && !config.trace.json_steps.empty());
+/// Throws where the run could not append to the file, or not read what an earlier run has left of it.
+void require_appendable(const std::string& path) {
+  require_writable(path, ExitCode::output);
+  const std::uint64_t bytes = file_size(path, ExitCode::output), limit = file_size_limit();
+  if (bytes < limit) return;
+  throw Error(ExitCode::output,
+              fmt::format("{}: has {} bytes, as many as the file size limit (ulimit -f) allows: raise "
+                          "the limit, or move the file away",
+                          path, bytes));
 }
-
-/// Files to which the run appends; it replaces the others.
-bool grows(std::string_view name) { return name == "log.txt" || name == "metrics.jsonl"; }
 
 /// Throws where the run could not write the file, in its place or by way of its partial file, or not read what an
 /// earlier run has left of it.
-void require_free_file(const std::string& path, bool appends) {
+void require_free_file(const std::string& path, const RunFile& file) {
   require_own_place(path, FileKind::regular, ExitCode::output);
   const bool there = kind_of_entry(path, ExitCode::output) == FileKind::regular;
-  if (there && appends) require_writable(path, ExitCode::output);
+  const bool foreign = !foreign_warning(path, ExitCode::output, file.is_own).empty();
+  if (there && file.grows && !foreign) require_appendable(path);
   if (there && name_of(path) == "trace.h5") open_to_read(path, ExitCode::output);
-  const bool replaced =
-      !appends || (there && links_of(open_to_read(path, ExitCode::output), path, ExitCode::output) > 1);
-  if (replaced) require_own_place(partial_of(path), FileKind::regular, ExitCode::output);
+  if (!file.grows || foreign) require_movable(path, ExitCode::output);
+  const auto is_shared = [&] {
+    return there && links_of(open_to_read(path, ExitCode::output), path, ExitCode::output) > 1;
+  };
+  if (file.grows && !is_shared()) return;
+  require_own_place(partial_of(path), FileKind::regular, ExitCode::output);
+  require_movable(partial_of(path), ExitCode::output);
 }
 
 /// Also of directories that are not there yet.
@@ -77,22 +83,30 @@ bool stays(const std::function<bool()>& is_there) {
 
 /// Throws where the stop file of an earlier stop could not be removed.
 void require_removable(const std::string& path) {
+  const std::string obstacle = obstacle_to_renaming(path, ExitCode::output);
+  if (obstacle.empty()) return;
+  throw Error(ExitCode::output, fmt::format("{}: is the stop file of an earlier stop, which cannot be removed: {}: "
+                                            "remove it, or name another as stop.file",
+                                            path, obstacle));
+}
+
+/// Throws where the path of a checkpoint in outputs/<name>.999 is too long: a run may move its directory to such a name
+/// while it goes on.
+void require_room_in_paths(const Config& config) {
+  const std::string checkpoints = RunPaths(config).path() + ".999/checkpoints";
   try {
-    require_possible_directory(directory_of(path), ExitCode::output);
+    // The longest name that the program gives.
+    require_possible_path(checkpoints + "/checkpoint_2147483647.h5.partial", ExitCode::output);
+    h5::require_sharable(fmt::format("{}/checkpoint_{:08}.h5.partial", checkpoints, config.train.steps),
+                         ExitCode::checkpoint);
   } catch (const Error& error) {
-    throw Error(ExitCode::output, fmt::format("{}: is the stop file of an earlier stop, which cannot be removed: {}: "
-                                              "remove it, or name another as stop.file",
-                                              path, error.what()));
+    throw Error(error.code(), fmt::format("{} (.999 is for a run whose directory is taken while it goes on): shorten "
+                                          "run.name or run.outputs",
+                                          error.what()));
   }
 }
 
 }  // namespace
-
-std::optional<std::string> text_of_run(const std::string& path) {
-  require_own_place(path, FileKind::regular, ExitCode::output);
-  if (!exists(path, ExitCode::output)) return std::nullopt;
-  return read_text(path, max_text, ExitCode::output);
-}
 
 std::vector<std::string> relative_keys(const Config& config) {
   std::vector<std::string> keys;
@@ -110,11 +124,7 @@ std::vector<std::string> relative_keys(const Config& config) {
 
 void require_possible_paths(const Config& config) {
   if (!relative_keys(config).empty()) working_directory(ExitCode::usage);
-  // The longest name that the program gives, to a file in checkpoints/.
-  const std::string checkpoints = RunPaths(config).checkpoints();
-  require_possible_path(checkpoints + "/checkpoint_2147483647.h5.partial", ExitCode::output);
-  h5::require_sharable(fmt::format("{}/checkpoint_{:08}.h5.partial", checkpoints, config.train.steps),
-                       ExitCode::checkpoint);
+  require_room_in_paths(config);
   require_possible_path(config.stop.file, ExitCode::output);
   require_possible_path(config.checkpoint.restart, ExitCode::checkpoint);
   require_possible_path(config.checkpoint.weights, ExitCode::checkpoint);
@@ -126,7 +136,7 @@ RunPaths::RunPaths(const Config& config)
 
 std::string RunPaths::lock() const { return file(lock_name); }
 
-void RunPaths::require_usable() {
+void RunPaths::require_usable() const {
   require_no_checkpoints_of_others();
   require_possible_directory(path_, ExitCode::output);
   if (exists(path_, ExitCode::output)) open_directory(path_, ExitCode::output);
@@ -134,7 +144,6 @@ void RunPaths::require_usable() {
   if (holder && !holder->empty() && !is_lock_text(*holder))
     throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
   if (holder) require_writable(lock(), ExitCode::output);
-  foreign_ = !holder && kind_of_entry(checkpoints(), ExitCode::output) == FileKind::absent;
 }
 
 /// Throws where another run has its checkpoints here or in a directory above.
@@ -186,7 +195,7 @@ bool RunPaths::is_own_file(const std::string& path) const {
   const std::string folder = directory_of(path), name = name_of(path);
   if (is_same_directory(folder, path_)) {
     const auto is_this = [&](const char* own) { return name == own || name == partial_of(own); };
-    return name.starts_with(lock_name) || std::ranges::any_of(run_file_names, is_this) ||
+    return name.starts_with(lock_name) || std::ranges::any_of(run_files(), is_this, &RunFile::name) ||
            std::ranges::any_of(folder_names, is_this);
   }
   for (std::string above = canonical_path(folder, ExitCode::output); above != directory_of(above);
@@ -212,11 +221,22 @@ void RunPaths::require_movable() const {
 void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
   const bool complete = continuation.complete;
   if (!complete && !continuation.here && holds_a_run()) return require_movable();  // all of it is set aside
-  for (const char* name : run_file_names) {
-    if (foreign_ || !needs(config, name) || (complete && std::string_view(name) != "log.txt")) continue;
-    require_free_file(file(name), grows(name));
+  for (const RunFile& one : run_files()) {
+    if (!needs(config, one) || (complete && std::string_view(one.name) != "log.txt")) continue;
+    require_free_file(file(one.name), one);
   }
   if (!complete) HeartbeatFiles(heartbeats()).require_free(ranks);
+}
+
+std::vector<RunPaths::Place> RunPaths::places(const Config& config) const {
+  std::vector<Place> places;
+  for (const RunFile& one : run_files()) {
+    const std::string path = file(one.name), partial = partial_of(path);
+    if (needs(config, one)) places.push_back({path, one.is_own});
+    if (kind_of_entry(partial, ExitCode::output) == FileKind::regular)
+      places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }});
+  }
+  return places;
 }
 
 bool RunPaths::holds_a_run() const {

@@ -2,30 +2,23 @@
 // The paths of everything that a run writes, in outputs/<name>, and what is there that may keep the run from it. A
 // start looks before it changes anything; a dry run only looks. All of this is for one rank, and changes nothing.
 
-#include <array>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/base/error.hpp"
+#include "src/base/files_own.hpp"
 #include "src/config/config.hpp"
 #include "src/run/earlier_run.hpp"
 
 namespace nanorun {
 
-/// What a run writes in its directory, beside its lock and its folders.
-inline constexpr std::array<const char*, 6> run_file_names = {"deck.toml",    "log.txt",  "metrics.jsonl",
-                                                              "summary.json", "trace.h5", "trace.json"};
-
-/// The text of a file that an earlier run has left; absent where there is no such file. Throws Error(output).
-std::optional<std::string> text_of_run(const std::string& path);
-
 /// Keys of the deck with relative paths at which all ranks look.
 std::vector<std::string> relative_keys(const Config& config);
 
 /// Throws where a run of the deck could never open its files: Error(usage) if the deck has relative paths and the
-/// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long.
+/// working directory is gone, Error(output) or Error(checkpoint) if a path of the run's files is too long, also if the
+/// run must move its directory to another name (RunDirectory::keep).
 void require_possible_paths(const Config& config);
 
 class RunPaths {
@@ -42,10 +35,8 @@ class RunPaths {
   void move_to(std::string path) { path_ = std::move(path); }
 
   /// Throws Error(output) where the directory has, or lies among, the checkpoints of another run, where it cannot be
-  /// made or written, or where something else has the name of its lock file. Finds out what is_foreign() says.
-  void require_usable();
-  /// Whether no run had left a trace in the directory, so that all in it is somebody's own.
-  bool is_foreign() const { return foreign_; }
+  /// made or written, or where something else has the name of its lock file.
+  void require_usable() const;
   /// Throws Error(output) where another job holds the lock.
   void require_unlocked() const;
   /// The error of require_unlocked(). `holder`: what the lock file says. `elsewhere`: the lock file has further hard
@@ -59,6 +50,14 @@ class RunPaths {
   /// ranks needs. What the run sets aside before it writes is no obstacle.
   void require_free_files(const Config& config, int ranks, const Continuation& continuation) const;
 
+  /// The place of a file, as clear_own_place() takes it.
+  struct Place {
+    std::string path;
+    IsOwn is_own;
+  };
+  /// The places of the files that the run writes, and of partial files that are there.
+  std::vector<Place> places(const Config& config) const;
+
   /// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.
   bool holds_a_run() const;
 
@@ -69,7 +68,6 @@ class RunPaths {
 
   std::string path_;
   std::string stop_file_;
-  bool foreign_ = false;
 };
 
 }  // namespace nanorun

@@ -202,7 +202,7 @@ void RunSetup::check_outputs() {
 /// The first change to what an earlier run has left.
 void RunSetup::take_over_directory() {
   const auto start = continues_here ? RunDirectory::Start::resumed : RunDirectory::Start::anew;
-  for (const std::string& line : directory.begin(start, context.seconds_since_start())) log.line(line);
+  for (const std::string& line : directory.begin(config, start, context.seconds_since_start())) log.line(line);
   comm.together([&] {
     if (!comm.root()) return;
     for (const std::string& line : checkpoints.set_newer_aside(progress.step)) log.line(line);
@@ -216,7 +216,6 @@ void RunSetup::write_deck() {
   comm.together([&] {
     if (!comm.root()) return;
     if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
-    directory.keep_foreign("summary.json", is_summary);
     const std::optional<std::string> summary = directory.read("summary.json");
     if (summary && !finished && finished_steps(*summary) > 0)
       set_aside(directory.file("summary.json"), ExitCode::output);

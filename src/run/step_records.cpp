@@ -118,7 +118,6 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   summary.phases = run_.trace->summarise();
   comm.together([&] {
     if (!comm.root()) return;
-    run_.directory.keep_foreign("summary.json", is_summary);
     run_.directory.write("summary.json", summary_json(summary));
   });
   return summary;

@@ -308,7 +308,7 @@ void Training::save() {
   } catch (const Error& error) {
     const bool last = finished() || stop_reason_ != StopReason::none;
     if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
-    if (comm_.root()) warn(fmt::format("{}; training goes on without it", error.what()));
+    if (comm_.root()) warn(fmt::format("{}; training goes on", error.what()));
   }
 }
 

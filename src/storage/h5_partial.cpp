@@ -17,13 +17,6 @@ namespace {
 
 constexpr std::string_view signature = "\x89HDF\r\n\x1a\n";
 
-/// The first bytes of the file, as many as the signature has; fewer of a shorter file.
-std::string start_of(const std::string& path, ExitCode code) {
-  std::string start(std::min<std::uint64_t>(signature.size(), file_size(path, code)), '\0');
-  read_at(open_to_read(path, code), path, 0, std::as_writable_bytes(std::span(start)), code);
-  return start;
-}
-
 /// Where the data begins that lies at `at` or behind it in a sparse file; `at` where the file system cannot tell.
 std::uint64_t next_data(const Descriptor& file, std::uint64_t at, std::uint64_t size) {
   const off_t found = ::lseek(file.get(), static_cast<off_t>(at), SEEK_DATA);
@@ -72,7 +65,7 @@ bool is_foreign(const File& file, const std::string& path, const std::string& fo
 
 bool is_foreign_partial(const std::string& path, const std::string& format, ExitCode code) {
   if (kind_of_entry(path, code) != FileKind::regular) return true;
-  if (start_of(path, code) != signature) return !is_all_zeros(path, code);
+  if (read_start(path, signature.size(), code) != signature) return !is_all_zeros(path, code);
   try {
     return is_foreign(File::open(path, {}, code), path, format);
   } catch (const Error& error) {

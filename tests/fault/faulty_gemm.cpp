@@ -4,9 +4,9 @@
 // Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
 // later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
 // more memory with others, as Open MPI does when ranks open a file together. Where FAULT_THREADS is set, MPI provides
-// MPI_THREAD_SINGLE alone.
-// ranks, and a factor on the gradients of each: 0 drops what it contributes to the sums over the ranks, 2 takes it
-// twice; FAULT_COLUMNS is the number of columns of the LM head, by which its GEMMs are known. Losses stay as they are.
+// MPI_THREAD_SINGLE alone. FAULT_CONTRIBUTIONS ("3=0,7=2") names ranks, and a factor on the gradients of each: 0 drops
+// what it contributes to the sums over the ranks, 2 takes it twice; FAULT_COLUMNS is the number of columns of the LM
+// head, by which its GEMMs are known. Losses stay as they are.
 
 #include <dlfcn.h>
 #include <sys/mman.h>

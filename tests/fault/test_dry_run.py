@@ -194,6 +194,87 @@ class DryRun(FaultTest):
         self.assertIn("outputs/run: cannot be renamed", message)
         self.assertIn("a file system is mounted there: choose another run.name", message)
 
+    def test_files_of_others_in_a_sticky_directory(self):
+        """As in /tmp: whoever may write there may not rename or remove what another user owns."""
+        user = self.as_user()
+        if not user:
+            self.skipTest("needs a second user")
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        outputs, run, stops = self.folder / "outputs", self.run_folder(), self.folder / "stops"
+        stops.mkdir()
+        (stops / "stop").touch()
+        partial = self.checkpoint(6).with_suffix(".h5.partial")
+        partial.touch()
+        owned = "another user owns it, and the directory has the sticky bit: "
+        for path, sticky, override, code, said in (
+                (stops / "stop", stops, "stop.file=stops/stop", 7,
+                 f"stops/stop: is the stop file of an earlier stop, which cannot be removed: {owned}remove it"),
+                (run, outputs, "checkpoint.restart=none", 7, f"outputs/run: cannot be renamed, so that the earlier run in "
+                 f"it could not be kept: {owned}choose another run.name"),
+                (run / "deck.toml", run, "run.seed=1", 7,
+                 f"outputs/run/deck.toml: cannot be replaced: {owned}undo that, or change run.name"),
+                (partial, partial.parent, "run.seed=1", 4, f"{partial.name}: cannot be replaced: {owned}undo that")):
+            with self.subTest(path=path.name):
+                for one in (outputs, stops, *outputs.rglob("*")):
+                    os.chown(one, 65534, 65534)
+                    one.chmod(0o777)
+                for one in (sticky, path):
+                    os.chown(one, 0, 0)
+                sticky.chmod(0o1777)
+                self.assertIn(said, self.assert_ends_alike(override, code=code, wrapper=user))
+
+    def test_mounted_and_immutable_files(self):
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        mounting = ("unshare", "-m", "sh", "-c", 'mount --bind deck.toml outputs/run/deck.toml && exec "$@"', "sh")
+        if Job(self.folder, None, ["keys"], mounting).wait() != 0:
+            self.skipTest("may not mount here")
+        self.assertEqual(self.assert_ends_alike(code=7, wrapper=mounting), "nanorun: outputs/run/deck.toml: cannot be "
+                         "replaced: a file system is mounted there: undo that, or change run.name")
+
+    def test_lock_of_others_behind_a_link(self):
+        user = self.as_user()
+        if not user:
+            self.skipTest("needs a second user")
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        (scratch / "lock").touch()
+        self.run_folder().mkdir(parents=True)
+        (self.run_folder() / "checkpoints").symlink_to(scratch)
+        for path in (scratch, self.folder / "outputs", self.run_folder()):
+            path.chmod(0o777)
+        self.assertIn("scratch/lock: cannot be opened: Permission denied", self.assert_ends_alike(code=4, wrapper=user))
+
+    def test_unreadable_and_strange_checkpoints(self):
+        user = self.as_user()
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        newest, older = self.checkpoint(3), self.checkpoint(2)
+        for path in (self.folder / "outputs", *(self.folder / "outputs").rglob("*")):
+            path.chmod(0o777)
+        newest.chmod(0o000)
+        self.assertIn("checkpoint_00000003.h5: cannot be opened: Permission denied: make it readable, or move it away to "
+                      "continue from an earlier one", self.assert_ends_alike(code=4, wrapper=user))
+        newest.chmod(0o777)
+        newest.write_bytes(b"damaged")
+        os.mkfifo(older)
+        self.assertTrue(self.train(1, *STEPS, code=4).messages()[-1].endswith(
+            f"{older.name}: a device, FIFO or socket stands where a checkpoint of the run belongs: move it away"))
+
+    def test_log_as_large_as_the_limit_of_files(self):
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        with (self.run_folder() / "log.txt").open("a") as log:
+            log.write("x" * 9000000)
+        limited = ("sh", "-c", 'ulimit -f 16600; exec "$@"', "sh")  # blocks of 512 bytes
+        self.assertRegex(self.assert_ends_alike(code=7, wrapper=limited), "log.txt: has [0-9]+ bytes, as many as the file "
+                         "size limit .* allows: raise the limit")
+
+    def test_stop_file_of_a_long_name(self):
+        name = "s" * 250
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        (self.folder / name).touch()
+        self.dry(f"stop.file={name}")
+        self.assertIn("removed the stop file", self.train(1, *STEPS, f"stop.file={name}").text())
+        self.assertEqual([path.name for path in self.folder.glob("lock*")], [])
+
     def test_long_paths(self):
         """Ranks cannot share a file of such a path; no directory is made."""
         outputs = f"{'a' * 120}/{'b' * 90}"

@@ -232,8 +232,8 @@ class Links(FaultTest):
         own, user, next_one = others
         said = self.train(1).text()
         for name in texts:
-            self.assertIn(f"outputs/run/{name}: somebody's own, or the rest of a write that was cut short; kept as "
-                          f"outputs/run/{name}.1", said)
+            self.assertIn(f"outputs/run/{name}: somebody's own, or the rest of a write that was cut short; the file "
+                          f"is kept as outputs/run/{name}.1", said)
             self.assertEqual((self.run_folder() / f"{name}.1").read_text(), "mine")
         self.assertFalse(own.exists())
         self.assertIn(f"{user.name}: no checkpoint of nanorun's; the file is kept\n", said)

@@ -216,6 +216,51 @@ TEST_F(MetricsTest, DamagedFileIsSetAside) {
   }
 }
 
+TEST_F(MetricsTest, LinesOfOthersAreSetAside) {
+  int number = 0;
+  for (const std::string others :
+       {"{\"step\":1,\"acc\":0.5}\n", "{\"step\":700,\"acc\":1}", "{\"step\":1,\"loss\":2}\n",
+        "{\"step\":1,\"loss\":2,\"train_seconds\":1,\"note\":\"good\"}\n", "{\"step\":9,\"val\":"}) {
+    for (const long first_step : {0, 1, 9}) {
+      put(others);
+      testing::internal::CaptureStderr();
+      Metrics(/*active=*/true).open(path(), first_step);
+      const std::string message = testing::internal::GetCapturedStderr();
+      EXPECT_NE(message.find("metrics.jsonl: line 1 "), std::string::npos) << others << message;
+      EXPECT_EQ(text(path() + "." + std::to_string(++number)), others);
+    }
+  }
+  write(1, 2);
+  const std::string own = text(), others = own + "{\"step\":700,\"acc\":1}\n";
+  put(others);  // behind the lines that a resumed run keeps
+  testing::internal::CaptureStderr();
+  Metrics(/*active=*/true).open(path(), 1);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("line 5 "), std::string::npos);
+  EXPECT_EQ(text(path() + "." + std::to_string(++number)), others);
+}
+
+TEST_F(MetricsTest, LinesOfEarlierProgramsAreOwn) {
+  const std::string earlier =
+      "{\"step\":1,\"loss\":10.8,\"ms\":9.5,\"tokens_per_second\":7,\"train_seconds\":1,\"lr\":1,\"momentum\":0.9,"
+      "\"window\":128,\"gradient_norm\":2}\n{\"step\":1,\"validation_loss\":9,\"train_seconds\":1,\"step_ms\":3}\n";
+  put(earlier + std::string(512, '\0'));  // as a crash of the node leaves it
+  testing::internal::CaptureStderr();
+  Metrics(/*active=*/true).open(path(), 1);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(text(), earlier);
+}
+
+TEST_F(MetricsTest, WhatIsWrittenIntoTheFileMeanwhileStays) {
+  write(1, 2);
+  Metrics metrics(/*active=*/true);
+  metrics.open(path(), 2);
+  put("notes, much longer than the metrics: " + text());
+  const std::string notes = text();
+  metrics.add(ValidationMetrics{.step = 2, .loss = 7});  // would replace the kept line
+  metrics.flush();
+  EXPECT_EQ(text().substr(0, notes.size()), notes);
+}
+
 TEST_F(MetricsTest, CopyByHardLinksKeepsItsLines) {
   write(1, 4);
   const std::string copy = folder_ / "copy", before = text();
