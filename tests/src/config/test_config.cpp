@@ -122,6 +122,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"sum\"",
                                            "\"documents\"",
                                            "\"polar_express\"",
+                                           "\"quantiles\"",
                                            "\"fp8\"",
                                            "[0.5]"};
   const Config defaults = parse_deck(rows, "d.toml", {});
