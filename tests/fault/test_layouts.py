@@ -96,16 +96,10 @@ class Layouts(LostRanks, FaultTest):
                 self.assert_sent_as_planned(ranks, per_node, *deck, name=name)
         self.assertEqual(self.losses("nodes"), self.losses("again"))
 
-    def send(self, ranks, per_node):
-        deck = (f"train.sequences={ranks}", "train.steps=2")
-        self.train(ranks, *deck, f"comm.ranks_per_node={per_node}")
-        self.assert_sent_as_planned(ranks, per_node, *deck)
-
     def test_sixty_four_ranks_send_what_the_plan_says(self):
-        self.send(64, 8)
-
-    def test_twice_sixty_four_ranks_send_what_the_plan_says(self):
-        self.send(128, 8)
+        deck = ("train.sequences=64", "train.steps=2")
+        self.train(64, *deck, "comm.ranks_per_node=8")
+        self.assert_sent_as_planned(64, 8, *deck)
 
     def live_through(self, ranks, per_node):
         """One rank is killed, a stop file ends the next job, two others have 7 ranks and 1, and in the last one a rank is
