@@ -2,6 +2,8 @@
 
 #include <sys/resource.h>
 
+#include <array>
+#include <span>
 #include <utility>
 
 #include "src/config/schedule.hpp"
@@ -39,13 +41,15 @@ std::optional<double> StepRecords::mfu(double flops, double seconds) const {
   return peak > 0 ? std::optional(flops / peak) : std::nullopt;
 }
 
-void StepRecords::record_step(const Progress& progress, double seconds, double gradient_norm) {
+void StepRecords::record_step(const Progress& progress, double seconds, double gradient_norm,
+                              const LevelTraffic& sent) {
   const long done = progress.step, step = done - 1;
   run_seconds_ += seconds;
   time_left_.add_step(seconds);
   const auto tokens = static_cast<double>(step_tokens(config_, step));
   const double flops = config_.train.sequences * flops_.per_sequence(step);
   run_flops_ += flops;
+  sent_ += sent;
   StepMetrics metrics{.step = done,
                       .loss = progress.train_loss,
                       .loss_weights = loss_weights(config_, step),
@@ -96,6 +100,14 @@ void StepRecords::write_validation(const Progress& progress, double loss, double
   run_.metrics.flush();
 }
 
+/// Collective. Each number on the rank where it is largest.
+LevelTraffic StepRecords::most_sent() const {
+  std::array<std::uint64_t, 4> numbers{sent_.inside.messages, sent_.inside.bytes, sent_.between.messages,
+                                       sent_.between.bytes};
+  run_.comm.all_reduce(std::span<std::uint64_t>(numbers), Reduce::max);
+  return {{numbers[0], numbers[1]}, {numbers[2], numbers[3]}};
+}
+
 RunSummary StepRecords::write_summary(const Progress& progress, double train_loss, const std::string& stopped_by) {
   Comm& comm = run_.comm;
   RunSummary summary = run_.summary();
@@ -107,6 +119,7 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   summary.run_tokens = tokens_before(config_, progress.step) - tokens_before(config_, first_step_);
   summary.mfu = mfu(run_flops_, run_seconds_);
   summary.time_to_first_step = time_to_first_step_;
+  summary.sent = most_sent();
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm.all_reduce(memory, Reduce::sum);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "src/comm/traffic.hpp"
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/time_left.hpp"
@@ -19,8 +20,9 @@ class StepRecords {
   /// If a look at the GPUs is due in a step, `gpus` must have looked before record_step().
   StepRecords(RunSetup& run, const GpuMonitor& gpus);
 
-  /// Keeps the metrics of the last step of `progress`, which took `seconds`; write_step() writes them.
-  void record_step(const Progress& progress, double seconds, double gradient_norm);
+  /// Keeps the metrics of the last step of `progress`, which took `seconds` and in which this rank has sent `sent`;
+  /// write_step() writes them.
+  void record_step(const Progress& progress, double seconds, double gradient_norm, const LevelTraffic& sent);
   /// Writes the step that was recorded, if there is one. Called when the device has other work.
   void write_step();
 
@@ -32,6 +34,7 @@ class StepRecords {
 
  private:
   std::optional<double> mfu(double flops, double seconds) const;
+  LevelTraffic most_sent() const;
 
   RunSetup& run_;
   Context& context_;
@@ -44,6 +47,7 @@ class StepRecords {
   std::optional<double> validation_loss_;
   double run_seconds_ = 0;  ///< time of the steps of this program run
   double run_flops_ = 0;    ///< FLOPs of these steps
+  LevelTraffic sent_;       ///< what this rank has sent in these steps
   double time_to_first_step_ = 0;
   double last_line_ = 0;
 };

@@ -36,6 +36,12 @@ nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
   return list;
 }
 
+/// Means over the steps.
+nlohmann::ordered_json level_json(const Traffic& sent, long steps) {
+  const auto mean = [&](std::uint64_t sum) { return static_cast<double>(sum) / static_cast<double>(steps); };
+  return {{"messages", mean(sent.messages)}, {"bytes", mean(sent.bytes)}};
+}
+
 nlohmann::ordered_json data_json(const TokenSum& sum) {
   return {{"shards", sum.shards}, {"tokens", sum.tokens}, {"checksum", fmt::format("{:016x}", sum.checksum)}};
 }
@@ -85,6 +91,9 @@ std::string summary_json(const RunSummary& s) {
     json["communication"] = {{"avg_seconds", s.phases.communication},
                              {"between_seconds", s.phases.between},
                              {"hidden_share", s.phases.hidden}};
+  }
+  if (const long steps = s.progress.step - s.first_step; s.ranks > 1 && steps > 0) {
+    json["sent"] = {{"inside", level_json(s.sent.inside, steps)}, {"between", level_json(s.sent.between, steps)}};
   }
   if (s.train_data.shards > 0) json["data"]["train"] = data_json(s.train_data);
   if (s.validation_data.shards > 0) json["data"]["validation"] = data_json(s.validation_data);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/comm/traffic.hpp"
 #include "src/data/shard_file.hpp"
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/trace.hpp"
@@ -26,7 +27,8 @@ struct RunSummary {
   std::uint64_t run_tokens = 0;  ///< tokens of these steps
   std::optional<double> mfu;     ///< MFU of these steps
   double time_to_first_step = 0;
-  std::uint64_t peak_memory = 0;        ///< host memory of the rank that used most, in bytes
+  LevelTraffic sent;              ///< gradients and weights in these steps, each number on the rank that sent most
+  std::uint64_t peak_memory = 0;  ///< host memory of the rank that used most, in bytes
   std::uint64_t peak_memory_total = 0;  ///< summed over the ranks
   /// Largest memory in use on any rank's device, by all processes, in bytes. It is measured after setup, after the
   /// first step, after each validation and at the end. 0 in the CPU build.

@@ -154,6 +154,7 @@ void Training::record_failure(const Error& error) {
 void Training::train_step() {
   step_begin_ = context_.seconds_since_start();
   const Batch batch = ahead_;
+  const LevelTraffic before = learner_.tensor_comm.sent();
   {
     const auto work = comm_.watch_work();
     forward_backward(batch);
@@ -171,7 +172,7 @@ void Training::train_step() {
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
   progress_.step += 1;
-  step_records_.record_step(progress_, seconds, gradient_norm_);
+  step_records_.record_step(progress_, seconds, gradient_norm_, learner_.tensor_comm.sent() - before);
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 

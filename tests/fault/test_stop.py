@@ -32,7 +32,7 @@ class LostRanks:
         lines = [line for line in job.messages() if f"did not complete within {self.timeout} s: " in line]
         self.assertTrue(lines, job.text())
         for line in lines:
-            self.assertRegex(line, rf"nanorun: rank \d: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
+            self.assertRegex(line, rf"nanorun: rank \d+: [\w .]+ at step \d+ did not complete within {self.timeout} s: "
                                    rf"{culprit}")
         self.assert_gone(pids)
 

@@ -62,6 +62,20 @@ TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
   EXPECT_NE(closing_lines(summary).find("\nGPUs: mean SM clock 1300 MHz on rank 1 to"), std::string::npos);
 }
 
+TEST(Summary, HasWhatRanksHaveSentInAStep) {
+  RunSummary summary{};
+  summary.ranks = 4;
+  summary.sent = {{30, 4000}, {10, 2005}};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("sent"));  // no step
+  summary.first_step = 2;
+  summary.progress.step = 12;
+  const json expected = {{"inside", {{"messages", 3}, {"bytes", 400}}},
+                         {"between", {{"messages", 1}, {"bytes", 200.5}}}};
+  EXPECT_EQ(json::parse(summary_json(summary))["sent"], expected);
+  summary.ranks = 1;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("sent"));
+}
+
 TEST(Summary, SaysWhatDataItIsOf) {
   RunSummary summary{};
   EXPECT_FALSE(json::parse(summary_json(summary)).contains("data"));
