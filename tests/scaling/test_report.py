@@ -17,8 +17,7 @@ import page
 from study import analysis, figures, gather, model, report
 from study.study_file import read_study
 
-STEPS, WARMUP = 10, 2
-TOKENS = 4096
+STEPS, WARMUP, TOKENS = 10, 2, 4096
 
 
 def times(ranks, factor=1.0, excess=0.2):
