@@ -298,11 +298,13 @@ class Links(FaultTest):
             self.assertFalse(path.exists())
             make(path)
         self.assertEqual(job.wait(), 75, job.text())
-        kinds = ["a symbolic link", "a symbolic link", "a directory", "a device, FIFO or socket", "the file"]
+        foreign = "not written by this run"
+        kinds = [(foreign, "a symbolic link"), (foreign, "a symbolic link"), (foreign, "a directory"),
+                 (foreign, "a device, FIFO or socket"),
+                 ("not an HDF5 file, so neither a token shard, a checkpoint nor a trace", "the file")]
         names = [f"outputs/run/checkpoints/{path.name}" for path in paths]
-        self.assertEqual(job.messages(), [
-            f"nanorun: warning: {name}: not written by this run; {kind} is kept as {name}.1"
-            for name, kind in zip(names, kinds)])
+        self.assertEqual(job.messages(), [f"nanorun: warning: {name}: {why}; {kind} is kept as {name}.1"
+                                          for name, (why, kind) in zip(names, kinds)])
         link, dangling, directory, fifo, file, own = (path.with_name(f"{path.name}.1") for path in paths)
         self.assertTrue(link.is_symlink() and dangling.is_symlink() and directory.is_dir() and fifo.is_fifo())
         self.assertEqual((self.folder / "precious").read_text(), "precious")
