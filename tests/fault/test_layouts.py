@@ -40,7 +40,7 @@ end = "wrap"
 def write_permutations(folder):
     """data.h5, a shard of permutations of the vocabulary."""
     draw = random.Random(0)
-    tokens = [token for _ in range(600) for token in draw.sample(range(VOCABULARY), VOCABULARY)]
+    tokens = [token for _ in range(2000) for token in draw.sample(range(VOCABULARY), VOCABULARY)]
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
     (folder / "data.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
     job = Job(folder, None, ["shard", "data.h5", "data.bin", "--vocabulary", VOCABULARY, "--end-of-text",
