@@ -4,9 +4,7 @@
 // Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
 // later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
 // more memory with others, as Open MPI does when ranks open a file together. Where FAULT_THREADS is set, MPI provides
-// MPI_THREAD_SINGLE alone. FAULT_CONTRIBUTIONS ("3=0,7=2") names ranks, and a factor on the gradients of each: 0 drops
-// what it contributes to the sums over the ranks, 2 takes it twice; FAULT_COLUMNS is the number of columns of the LM
-// head, by which its GEMMs are known. Losses stay as they are.
+// MPI_THREAD_SINGLE alone.
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -50,7 +48,8 @@ useconds_t slow_microseconds() {
   if (!signal.empty()) std::signal(std::stoi(signal), [](int) {});
 }
 
-/// Factor on this rank's gradients.
+/// FAULT_CONTRIBUTIONS ("3=0,7=2") names ranks and a factor on the gradients of each: 0 drops what the rank contributes
+/// to the sums over the ranks, 2 takes it twice. Losses stay as they are. Returns the factor of this rank.
 float contribution() {
   std::istringstream list(variable("FAULT_CONTRIBUTIONS"));
   const std::string rank = variable("OMPI_COMM_WORLD_RANK") + "=";
@@ -60,8 +59,8 @@ float contribution() {
   return 1;
 }
 
-/// Whether a GEMM [m, k] [k, n] has the gradient of the logits as an operand, [tokens, columns] or its transpose. All
-/// gradients are linear in it.
+/// Whether a GEMM [m, k] [k, n] has the gradient of the logits as an operand, [tokens, FAULT_COLUMNS] or its transpose.
+/// All gradients are linear in it.
 bool takes_gradient_of_logits(int m, int k) {
   static const std::string given = variable("FAULT_COLUMNS");
   static const int columns = given.empty() ? 0 : std::stoi(given);
