@@ -57,6 +57,15 @@ TEST(Comm, AllGatherKeepsTheOrderOfTheRanks) {
   }
 }
 
+TEST(Comm, GatherBringsTheValuesOfAllRanksToRankZero) {
+  Comm& comm = test_comm();
+  const std::vector<double> own = {1.0 * comm.rank(), 0.5};
+  const std::vector<double> all = comm.gather(std::span<const double>(own));
+  std::vector<double> expected;
+  for (int r = 0; r < comm.size() && comm.root(); ++r) expected.insert(expected.end(), {1.0 * r, 0.5});
+  EXPECT_EQ(all, expected);
+}
+
 /// Ranks of one color, in the order of the key; none where it is negative.
 TEST(Comm, SplitGivesEachColorItsRanks) {
   Comm& comm = test_comm();
