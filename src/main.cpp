@@ -231,6 +231,7 @@ int main(int argc, char** argv) {
   using namespace nanorun;
   // 1. Start MPI.
   const LaunchVariables launched = launch_variables();
+  start_without_daemon(launched);
   if (mpi_needs_pmix()) leave_step_without_pmix(launched);
   Context context(argc, argv);
   ExitCode code;

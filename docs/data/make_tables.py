@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/accuracy.md and docs/agreement.md from docs/data/*.csv: make_tables.py [--check].
+"""Makes tables of the pages of docs from docs/data/*.csv: make_tables.py [--check].
 
 A table stands between the lines <!-- table: NAME --> and <!-- end of table -->. With --check nothing is written, and the
 exit code is 1 where a page does not have what this script makes. Standard library only.
@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent
-PAGES = [DATA.parent / "accuracy.md", DATA.parent / "agreement.md"]
+PAGES = [DATA.parent / name for name in ("accuracy.md", "agreement.md", "batch_sizes.md")]
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end of table -->)", re.DOTALL)
 PLAIN_DECK = "the deck"
 WITHOUT = "without XSA and composed heads"
@@ -213,9 +213,23 @@ def exported_models(data):
                    row["ids"], row["text"]] for row in data["exported_models"]])
 
 
+def batch_sizes(data):
+    """Losses after the same tokens by sequences per step, each with two seeds."""
+    losses = defaultdict(list)
+    for row in data["batch_sizes"]:
+        losses[int(row["sequences"]), row["rates"]].append(row["validation_loss"])
+    rows = []
+    for sequences in sorted({sequences for sequences, _ in losses}):
+        steps = next(row["steps"] for row in data["batch_sizes"] if row["sequences"] == str(sequences))
+        rows.append([str(sequences), str(sequences * 32768), steps, ", ".join(losses[sequences, "unchanged"]),
+                     ", ".join(losses[sequences, "square root"]) or "as unchanged"])
+    return table(["sequences per step", "tokens per step, mean", "steps", "loss with unchanged rates",
+                  "with rates by the square root"], rows)
+
+
 MAKERS = {maker.__name__: maker for maker in (
     same_text, seeds, same_start, removed_differences, first_steps, reference89, evaluations, ranks, machines,
-    gradient_formats, exported_models)}
+    gradient_formats, exported_models, batch_sizes)}
 
 
 def with_tables(text, data):

@@ -178,7 +178,7 @@ def heading(folder, trace):
 
 
 def plain(text):
-    """Text as matplotlib should draw it: without mathematics, and bytes that are no text as \xff."""
+    """Text as matplotlib should draw it: without mathematics, and bytes that are no text in hexadecimal."""
     return tool.visible(text).replace("$", r"\$")
 
 

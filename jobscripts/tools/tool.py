@@ -46,7 +46,7 @@ def one_line(text):
 
 
 def visible(text):
-    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 become \xff."""
+    """Text or a path as UTF-8 can hold it: bytes of a name that are not UTF-8 are shown in hexadecimal."""
     try:
         data = str(text).encode(errors="surrogateescape")
     except UnicodeEncodeError:  # half of a pair, as JSON can hold it

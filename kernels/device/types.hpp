@@ -88,7 +88,7 @@ enum class Output { overwrite, accumulate };
 
 constexpr Output accumulate_if(bool condition) { return condition ? Output::accumulate : Output::overwrite; }
 
-/// The factor of what `out` holds in a GEMM that writes it.
+/// The factor beta of a GEMM, out = product + beta out.
 constexpr float beta_of(Output output) { return output == Output::accumulate ? 1 : 0; }
 
 /// Execution stream of a device; portable implementations ignore it. A default-constructed one is the default stream.

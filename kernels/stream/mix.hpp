@@ -132,8 +132,8 @@ struct SharingMix {
   MixTerm<T> implied;  ///< the implied term of the mix, if it has one; its source and per_token are not read
 };
 
-/// The gradients of an implied term's scalars follow from the sum of c dot over the tokens. Corrects them for a change
-/// of this sum by `change`.
+/// For an implied term (MixTerm::implied) the gradients of its scalars follow from sum_t c[t] dot[t]. Corrects them for
+/// a change of this sum by `change`.
 template <class T, class Sum>
 constexpr void add_to_implied(const MixTerm<T>& term, Sum change) {
   const acc_t<T> c = term.common_factor();

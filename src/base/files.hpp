@@ -1,8 +1,8 @@
 #pragma once
 // Reads and changes files by path. This module, open_file, output_file (files that grow or are replaced as a whole),
 // files_own and file_lock alone open, create, rename and remove files, except those that HDF5 opens. Errors are those
-// of src/base/paths.hpp; none is dropped. A file that the program writes is complete or absent. It replaces nothing but
-// a regular file: no directory, device, FIFO or symbolic link is removed or renamed over.
+// of src/base/paths.hpp; none is dropped. A file that is written as a whole is complete or absent. Nothing but a
+// regular file is replaced: no directory, device, FIFO or symbolic link is removed or renamed over.
 
 #include <cstdint>
 #include <string>

@@ -32,6 +32,10 @@ bool is_typed_in_terminal() {
   return terminal >= 0;
 }
 
+bool has_own_launcher(const LaunchVariables& variables) {
+  return variables.contains("OMPI_COMM_WORLD_SIZE") || variables.contains("PMIX_RANK");
+}
+
 }  // namespace
 
 std::string host_name() {
@@ -58,9 +62,14 @@ LaunchVariables launch_variables() {
   return variables;
 }
 
+void start_without_daemon(const LaunchVariables& variables) {
+  // Beside the daemon, Open MPI 4.1 now and then crashes in MPI_Finalize.
+  if (!has_own_launcher(variables)) ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+}
+
 void leave_step_without_pmix(const LaunchVariables& variables) {
   // If this variable is set, Open MPI takes the process for a rank of a Slurm step.
-  if (!variables.contains("OMPI_COMM_WORLD_SIZE") && !variables.contains("PMIX_RANK")) ::unsetenv("SLURM_STEP_ID");
+  if (!has_own_launcher(variables)) ::unsetenv("SLURM_STEP_ID");
 }
 
 std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVariables& variables) {

@@ -18,6 +18,10 @@ using LaunchVariables = std::map<std::string, std::string>;
 /// Called before MPI_Init, which sets some of them itself if no launcher has.
 LaunchVariables launch_variables();
 
+/// Lets Open MPI start a process that no launcher of its own has started without a daemon beside it, which a single
+/// process needs only to spawn others. Called before MPI_Init.
+void start_without_daemon(const LaunchVariables& variables);
+
 /// If srun has started this process without PMIx, lets MPI start it as a single process: an MPI that needs PMIx would
 /// end the program instead. Called before MPI_Init.
 void leave_step_without_pmix(const LaunchVariables& variables);

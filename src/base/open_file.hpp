@@ -1,6 +1,7 @@
 #pragma once
 // Files that are open, by their descriptors: for modules that keep a file open, or read and write it in parts. Only
-// regular files and directories are opened, and no call waits for one. Errors are those of src/base/paths.hpp.
+// regular files and directories are opened: opening a FIFO or device fails at once and never waits. Errors are those of
+// src/base/paths.hpp.
 
 #include <cstddef>
 #include <cstdint>

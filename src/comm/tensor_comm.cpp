@@ -1,13 +1,17 @@
 #include "src/comm/tensor_comm.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "src/base/text.hpp"
 
 namespace nanorun {
 
 using kernels::Wire;
 
 TensorComm::TensorComm(Comm& comm, kernels::Stream stream, const CommConfig& config)
-    : comms_(comm, config.ranks_per_node), stream_(stream) {
+    : comms_(comm, config.ranks_per_node), stream_(stream), config_(config) {
   const Wire wire{config.gradients, config.gradient_scale};
   Comm& node = comms_.node();
   if (node.size() > 1) {
@@ -24,6 +28,24 @@ std::string TensorComm::transport() const {
   if (rails_.empty()) return inside;
   const std::string between = rails_.front()->transport().name() + " between nodes";
   return inside.empty() ? between : inside + " inside a node, " + between;
+}
+
+std::vector<std::string> TensorComm::notes() const {
+  std::vector<std::string> notes;
+  const auto memory = [&](Level level) {
+    return in_units(static_cast<double>(memory_bytes(level, layout(), config_)), "B", 1024);
+  };
+  if (layout().nodes() > 1) {
+    notes.push_back(
+        fmt::format("{} nodes of at most {} rank{}; collectives take about {} of memory per rank inside a "
+                    "node and {} between nodes",
+                    layout().nodes(), layout().seats(), layout().seats() == 1 ? "" : "s", memory(Level::inside),
+                    memory(Level::between)));
+  }
+  std::string settings = node_ ? node_->transport().settings() : "";
+  if (settings.empty() && !rails_.empty()) settings = rails_.front()->transport().settings();
+  if (!settings.empty()) notes.push_back(std::move(settings));
+  return notes;
 }
 
 bool TensorComm::occupies_sms() const {
@@ -54,13 +76,12 @@ LevelTraffic TensorComm::sent() const {
   return sent;
 }
 
-std::size_t TensorComm::memory_bytes(const NodeLayout& layout, const CommConfig& config) {
-  if (layout.ranks() == 1) return 0;
-  std::size_t bytes = 0;
-  if (layout.seats() > 1)
-    bytes += NodeCollectives::memory_bytes() + Transport::library_bytes(layout.seats(), config.transport);
-  if (layout.nodes() > 1) bytes += RailCollectives::memory_bytes() + Transport::rail_library_bytes(layout.nodes());
-  return bytes;
+std::size_t TensorComm::memory_bytes(Level level, const NodeLayout& layout, const CommConfig& config) {
+  const int seats = layout.seats(), nodes = layout.nodes();
+  if (level == Level::inside) {
+    return seats == 1 ? 0 : NodeCollectives::memory_bytes() + Transport::library_bytes(seats, config.transport);
+  }
+  return nodes == 1 ? 0 : RailCollectives::memory_bytes() + Transport::rail_library_bytes(nodes);
 }
 
 void TensorComm::share_bytes(std::span<std::byte> memory) {

@@ -41,6 +41,9 @@ class TensorComm {
   kernels::Stream stream() const { return stream_; }
   /// What carries the tensors; empty where there is one rank.
   std::string transport() const;
+  /// Lines for the log: the nodes with the memory of each level, and the settings of the transports. None on one node
+  /// unless its transport has settings.
+  std::vector<std::string> notes() const;
 
   /// Whether collectives occupy SMs, also while they wait for other ranks.
   bool occupies_sms() const;
@@ -51,7 +54,8 @@ class TensorComm {
   /// Sums each part over the ranks, in place; on a rank the parts of other ranks are undefined afterwards. Elements
   /// travel inside a node in the format of comm.gradients, between nodes in bf16 where that is e5m2; the owner's own
   /// elements enter the sum unrounded. The order of the sum depends on the layout of the ranks alone. A = float, in the
-  /// CPU build also double. The second one makes the part of one level: first inside nodes, then between them.
+  /// CPU build also double. The second overload does the part of one level alone: call it for Level::inside first, then
+  /// for Level::between.
   template <class A>
   void reduce_scatter(std::span<A> data, const Bounds& parts);
   template <class A>
@@ -67,8 +71,8 @@ class TensorComm {
   void share(std::span<T> memory) {
     share_bytes(std::as_writable_bytes(memory));
   }
-  /// Copies each part to all ranks. `data` lies in memory that was prepared by share(). The second one makes the part
-  /// of one level: first between nodes, then inside them.
+  /// Copies each part to all ranks. `data` lies in memory that was prepared by share(). The second overload does the
+  /// part of one level alone: call it for Level::between first, then for Level::inside.
   template <class T>
   void all_gather(std::span<T> data, const Bounds& parts) {
     for (const Level level : {Level::between, Level::inside}) all_gather(level, data, parts);
@@ -88,7 +92,10 @@ class TensorComm {
   /// What this rank has sent so far.
   LevelTraffic sent() const;
   /// Bytes of the buffers of reduce_scatter, and an estimate of what the transports take.
-  static std::size_t memory_bytes(const NodeLayout& layout, const CommConfig& config);
+  static std::size_t memory_bytes(const NodeLayout& layout, const CommConfig& config) {
+    return memory_bytes(Level::inside, layout, config) + memory_bytes(Level::between, layout, config);
+  }
+  static std::size_t memory_bytes(Level level, const NodeLayout& layout, const CommConfig& config);
 
  private:
   void share_bytes(std::span<std::byte> memory);
@@ -96,6 +103,7 @@ class TensorComm {
 
   NodeComms comms_;
   kernels::Stream stream_;
+  CommConfig config_;
   std::unique_ptr<NodeCollectives> node_;                ///< null where a node has one rank
   std::vector<std::unique_ptr<RailCollectives>> rails_;  ///< as NodeComms::rails()
 };

@@ -34,6 +34,8 @@ class Transport {
 
   /// Name of the transport, for the log.
   virtual std::string name() const = 0;
+  /// What the environment tells a library that carries the messages, for the log; empty where there is none.
+  virtual std::string settings() const { return {}; }
   /// Whether an exchange occupies SMs, also while it waits for other ranks.
   virtual bool occupies_sms() const { return false; }
   /// Collective. Names memory for weights. It has the same size on all ranks and outlives the transport. Weights arrive

@@ -7,7 +7,7 @@
 
 namespace nanorun {
 
-/// Most levels around a value, in brackets and dotted keys. A deck needs three: a list of strings in a section.
+/// Most levels around a value, in brackets and dotted keys. A deck needs three at most: group = [{tensors = ["head"]}].
 inline constexpr int max_nesting = 16;
 
 /// Why a text is refused.

@@ -32,7 +32,7 @@ class DocumentReader {
   std::optional<std::uint64_t> fill(const ShardInfo& shard, std::uint64_t offset, const StepShape& shape, int first,
                                     std::span<Token> rows);
 
-  /// Number of documents that begin in a shard, all of which is read.
+  /// Reads a whole shard. Returns the number of documents that begin in it.
   std::uint64_t count_documents(const ShardInfo& shard);
 
  private:

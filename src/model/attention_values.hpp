@@ -41,7 +41,8 @@ class AttentionValues {
  private:
   std::string table_name(const BlockPlan& plan) const;
   ops::GateInputs<T> gate_inputs(const Activations<T>& a, int layer) const;
-  /// Gate of the value embedding's heads; in MUDD's layer, of half heads.
+  /// Gates of the value embedding: one per token and head [T, H]. In MUDD's layer each token has two, one for each half
+  /// of the heads [T, 2].
   Gate<T> gate(const Activations<T>& a, int layer) const;
 
   const ModelConfig& model_;

@@ -32,7 +32,7 @@ template <class T>
 void MlpLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
   if (!quantises(a)) return;
   std::vector<typename MlpScales<T>::Matrices> matrices;
-  for (int i = layer; i < layer + layers_from(config_.model, layer); ++i) {
+  for (int i = layer; i < layer + parameters_.weights.table().layers_from(layer); ++i) {
     matrices.push_back({parameters_.weight(block_name(i, "mlp_in")), parameters_.weight(block_name(i, "mlp_out"))});
   }
   scales_.measure(layer, matrices);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <set>
 
@@ -14,10 +15,6 @@
 namespace nanorun {
 
 namespace {
-
-/// Consecutive layers, as many as in other groups or one less, that share a bucket for each shape of matrices.
-constexpr int layer_groups = 4;
-int first_layer(const ModelConfig& config, int group) { return group * config.layers / layer_groups; }
 
 std::uint64_t fnv1a64(const std::string& text) {
   std::uint64_t hash = 0xCBF29CE484222325;
@@ -40,12 +37,10 @@ Bounds Bucket::bounds(const NodeLayout& layout) const {
   return bounds;
 }
 
-int layers_from(const ModelConfig& config, int first) {
-  int count = 0;
-  for (int group = 0; group < layer_groups; ++group) {
-    if (first_layer(config, group) == first) count += first_layer(config, group + 1) - first;
-  }
-  return count;
+int layer_groups(int nodes) {
+  constexpr int most_groups = 4, most_rounds = 16;  // of all groups
+  const int rounds = std::bit_width(static_cast<unsigned>(nodes - 1));
+  return rounds == 0 ? most_groups : std::clamp(most_rounds / rounds, 2, most_groups);
 }
 
 bool same_matrix_shape(const Bucket& a, const Bucket& b) {
@@ -55,7 +50,8 @@ bool same_matrix_shape(const Bucket& a, const Bucket& b) {
 
 bool same_lookup(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
 
-ParameterTable::ParameterTable(const ModelConfig& config) {
+ParameterTable::ParameterTable(const ModelConfig& config, int nodes)
+    : layers_(config.layers), layer_groups_(layer_groups(nodes)) {
   add_matrices(config);
   add_lm_head(config);
   add_value_embeddings(config);
@@ -83,8 +79,8 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
   const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
   const Init attention_init = config.zero_attention_outputs ? output_init : Init::uniform;
 
-  for (int group = layer_groups - 1; group >= 0; --group) {
-    const int first = first_layer(config, group), last = first_layer(config, group + 1);
+  for (int group = layer_groups_ - 1; group >= 0; --group) {
+    const int first = first_layer(group), last = first_layer(group + 1);
     for (int i = first; i < last; ++i) {
       if (!has_attention(config, i)) continue;
       add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
@@ -248,6 +244,14 @@ const Parameter& ParameterTable::find(const std::string& name) const {
     if (p.name == name) return p;
   }
   throw Error(ExitCode::internal, "no parameter is called " + name);
+}
+
+int ParameterTable::layers_from(int first) const {
+  int count = 0;
+  for (int group = 0; group < layer_groups_; ++group) {
+    if (first_layer(group) == first) count += first_layer(group + 1) - first;
+  }
+  return count;
 }
 
 std::string ParameterTable::layout() const {

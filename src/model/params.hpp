@@ -78,9 +78,10 @@ struct Bucket {
   Bounds bounds(const NodeLayout& layout) const;
 };
 
-/// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 if those of
-/// layer `first` travel with a layer before it.
-int layers_from(const ModelConfig& config, int first);
+/// Number of groups of consecutive layers: the matrices of one shape in a group are a bucket. 4 up to 16 nodes; fewer
+/// among more nodes, between which each bucket takes more rounds. Never fewer than 2, so that the backward pass hides
+/// the transfers of one.
+int layer_groups(int nodes);
 
 /// Whether two buckets hold matrices of one shape or its transpose.
 bool same_matrix_shape(const Bucket& a, const Bucket& b);
@@ -102,14 +103,15 @@ struct OwnedRows {
 
 class ParameterTable {
  public:
-  explicit ParameterTable(const ModelConfig& config);
+  /// `nodes`: among which tensors travel; it decides the sizes of buckets, and so the order of the tensors in memory.
+  explicit ParameterTable(const ModelConfig& config, int nodes = 1);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// A line with name and shape for each parameter, sorted: two models are alike if their layouts are equal.
   std::string layout() const;
   std::size_t size() const { return size_; }  ///< elements of all parameters
-  /// Elements of all tensors, trained and fixed: the offset of the first learned scalar.
+  /// Elements of all parameters but the learned scalars, which come last: the offset of the first of these.
   std::size_t tensor_size() const { return tensor_size_; }
   /// Elements that have gradients: all but those of fixed tensors.
   std::size_t gradient_size() const { return size_ - fixed_size_; }
@@ -117,6 +119,9 @@ class ParameterTable {
   std::size_t gradient_at(std::size_t offset) const { return offset < tensor_size_ ? offset : offset - fixed_size_; }
   /// Throws Error(internal) where no parameter has the name.
   const Parameter& find(const std::string& name) const;
+  /// Number of consecutive layers, from `first` on, whose matrices travel in the buckets of layer `first`. 0 if those
+  /// of layer `first` travel with a layer before it.
+  int layers_from(int first) const;
 
   /// The rows that a rank owns of each tensor of a bucket, in the order of the tensors; row_count is 0 where it owns
   /// none.
@@ -140,6 +145,10 @@ class ParameterTable {
   void add_net_scalars(const ModelConfig& config);
   void close_bucket(std::size_t unit_size, int layer, Lookup lookup = Lookup::none);
 
+  /// First layer of a group, or config.layers behind the last.
+  int first_layer(int group) const { return group * layers_ / layer_groups_; }
+
+  int layers_, layer_groups_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
@@ -185,6 +194,7 @@ class TensorViews {
   TensorViews(const ParameterTable& table, T* tensors, kernels::acc_t<T>* scalars)
       : table_(&table), tensors_(tensors), scalars_(scalars) {}
 
+  const ParameterTable& table() const { return *table_; }
   /// Whether there is memory behind the views.
   explicit operator bool() const { return tensors_ != nullptr; }
   /// [matrices * rows, cols]: the matrices of a tensor, one below the other. Null without memory.

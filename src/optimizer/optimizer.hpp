@@ -53,7 +53,9 @@ class Optimizer {
   bool keeps_gradients(long step) const;
   /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
   bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
-  /// Before the first backward pass of a step: clears the gradients that other ranks own and have already received.
+  /// Before the first backward pass of a step: clears gradients to which the step adds. In the first step these are
+  /// all, unless a checkpoint has left sums of earlier steps; later those that other ranks own and have already
+  /// received.
   void begin_step(long step);
   /// Before the forward pass of each sequence of a step: makes up for deferred updates of the rows of lookup tables
   /// that the sequence reads. Precondition: since the last update only rows that were announced here have gradients
@@ -82,7 +84,7 @@ class Optimizer {
   /// Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
   double gradient_squares() const { return squares_.value(0); }
   /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
-  /// largest Master: a norm would be infinite, and what is divided by it zero, without a trace in the loss. Rows with
+  /// largest Master. A norm would then be infinite and quotients by it zero, which no loss would show. Rows with
   /// deferred updates count when they are updated.
   bool overflowed() const;
 

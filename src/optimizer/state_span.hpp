@@ -18,7 +18,7 @@ namespace nanorun {
 template <class T>
 struct StateSpan {
   using Wide = kernels::acc_t<T>;
-  /// Both formats are the same type; then all elements are wide ones.
+  /// Whether T and Wide are the same type. If so, all elements are wide ones.
   static constexpr bool one_type = std::is_same_v<T, Wide>;
 
   std::span<Wide> wide{};

@@ -66,9 +66,9 @@ class Checkpoints {
   /// process. Throws Error(checkpoint); with checkpoint.on_failure = "warn" warns of space.
   void require_space(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs) const;
 
-  /// Collective. Finds out before training whether save() can write: takes the looks require_free_names() and
-  /// require_space(), then writes a small file in the same directory by the same code, reads it back and removes it.
-  /// Throws Error(checkpoint) on all ranks alike.
+  /// Collective. Finds out before training whether save() can write: calls require_free_names() and require_space(),
+  /// then writes a small file in the same directory by the same code, reads it back and removes it. Throws
+  /// Error(checkpoint) on all ranks alike.
   void probe(const DueCheckpoints& due, const std::vector<Slab<float>>& slabs);
 
   /// Collective. Estimates the seconds that save() takes here, from a trial: writes a file as save() does, and removes

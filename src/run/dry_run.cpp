@@ -30,14 +30,11 @@ std::vector<std::string> remarks_on(const Config& config, const ParameterTable& 
 /// Bytes of the first device; 0 where none is there, and in the CPU build.
 double memory_of_this_machine() { return ops::device_count() == 0 ? 0 : static_cast<double>(ops::device_memory(0)); }
 
-TrainingPlan plan_on_nodes(const Config& config, const ParameterTable& table, const DryRun& dry_run) {
+NodeLayout layout_of(const Config& config, const DryRun& dry_run) {
   /// Ranks of a node where nothing says it; 0: all.
   constexpr int usual = ops::on_host ? 0 : 8;
-  const int of_deck = config.comm.ranks_per_node, ranks_per_node = dry_run.ranks_per_node.value_or(of_deck);
-  const int chosen = ranks_per_node > 0 ? ranks_per_node : usual;
-  TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(dry_run.ranks, chosen));
-  plan.nodes_from = dry_run.ranks_per_node ? "--ranks-per-node" : of_deck > 0 ? "comm.ranks_per_node" : "by default";
-  return plan;
+  const int ranks_per_node = dry_run.ranks_per_node.value_or(config.comm.ranks_per_node);
+  return NodeLayout::consecutive(dry_run.ranks, ranks_per_node > 0 ? ranks_per_node : usual);
 }
 
 }  // namespace
@@ -45,8 +42,12 @@ TrainingPlan plan_on_nodes(const Config& config, const ParameterTable& table, co
 void plan_training(const Config& config, const DryRun& dry_run) {
   check_config(config, dry_run.ranks);
   require_possible_paths(config);
-  const ParameterTable table(config.model);
-  TrainingPlan plan = plan_on_nodes(config, table, dry_run);
+  const NodeLayout layout = layout_of(config, dry_run);
+  const ParameterTable table(config.model, layout.nodes());
+  TrainingPlan plan = plan_of(config, table, layout);
+  plan.nodes_from = dry_run.ranks_per_node           ? "--ranks-per-node"
+                    : config.comm.ranks_per_node > 0 ? "comm.ranks_per_node"
+                                                     : "by default";
   plan.available = dry_run.memory.value_or(memory_of_this_machine());
   const DryRunStart start = plan_start(config, dry_run.ranks, table);
   const std::vector<std::string> remarks = remarks_on(config, table, start);

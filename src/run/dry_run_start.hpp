@@ -19,11 +19,11 @@ struct DryRunStart {
   std::optional<Error> refusal;  ///< with which the run would end before its first step, whenever it started
 };
 
-/// For one rank, before a run on so many ranks; nothing on disk changes. Whatever stands in the way in the run's
-/// directory is the refusal. Lines begin with "warning: " that say why else the run would be refused: what it would
-/// begin with, damage included, disk space that is short now, or another job that uses the directory now; or how the
-/// model of its first weights differs. Damaged checkpoints that the run would pass over are warned of on standard
-/// error.
+/// For one rank, before a run on so many ranks; nothing on disk changes. What stands in the way in the run's directory
+/// is the refusal. Lines that say why else the run would be refused begin with "warning: ": the files with which it
+/// would begin, damage included, disk space that is short now, or another job that uses the directory now. So does a
+/// line that says how the model of its first weights differs. Damaged checkpoints that the run would pass over are
+/// warned of on standard error.
 DryRunStart plan_start(const Config& config, int ranks, const ParameterTable& table);
 
 }  // namespace nanorun

@@ -11,9 +11,9 @@ template <class T>
 Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const Streams& streams)
     : config(config_),
       stream(streams.compute),
-      table(config.model),
-      weights(table),
       tensor_comm(comm, streams.collectives, config.comm),
+      table(config.model, tensor_comm.layout().nodes()),
+      weights(table),
       rows(config.model, table, tensor_comm.comms(),
            static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
       gradients(table.gradient_size(), "the gradients"),

@@ -38,9 +38,9 @@ struct Learner {
 
   Config config;           ///< a copy, to which model and optimizer refer
   kernels::Stream stream;  ///< stream of the ops
+  TensorComm tensor_comm;
   ParameterTable table;
   Weights<T> weights;
-  TensorComm tensor_comm;
   TouchedRows rows;  ///< training notes the next step's sequences; the optimizer asks which rows they read
   TensorArena<kernels::acc_t<T>> gradients;
   Model<T> model;

@@ -44,6 +44,7 @@ std::vector<std::string> opening_lines(const Config& config, const LogHead& head
                               config.train.mlp_precision == MlpPrecision::fp8 ? ", MLP forward in fp8" : "",
                               config.run.reproducible ? ", reproducible" : "",
                               head.ranks > 1 ? ", tensors travel through " : "", head.transport));
+  lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
   if (!head.device_note.empty()) lines.push_back(head.device_note);
   for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
   if (const std::string stages = weighted_stages(config); !stages.empty()) {

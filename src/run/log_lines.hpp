@@ -16,10 +16,11 @@ struct LogHead {
   const Provenance& provenance;
   const ParameterTable& table;
   int ranks;
-  std::string output;       ///< the run's directory
-  std::string device;       ///< model of the device
-  std::string transport;    ///< TensorComm::transport()
-  std::string device_note;  ///< Context::device_note()
+  std::string output;                        ///< the run's directory
+  std::string device;                        ///< model of the device
+  std::string transport;                     ///< TensorComm::transport()
+  std::vector<std::string> transport_notes;  ///< TensorComm::notes()
+  std::string device_note;                   ///< Context::device_note()
 };
 /// The head of the log: program and start, model, output, device, and warnings of groups that name no tensor and of a
 /// head.scale_g that does not suit the deck.

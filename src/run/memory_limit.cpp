@@ -67,7 +67,7 @@ void require_memory(Comm& comm, const Config& config, std::uint64_t available) {
   const NodeLayout layout = find_layout(comm, config.comm.ranks_per_node);
   comm.together([&] {
     if (!comm.root()) return;
-    const MemoryPlan memory = memory_of(config, ParameterTable(config.model), layout);
+    const MemoryPlan memory = memory_of(config, ParameterTable(config.model, layout.nodes()), layout);
     const std::string shortage = memory_shortage(config, memory, static_cast<double>(least));
     if (!shortage.empty()) throw Error(ExitCode::usage, shortage);
   });

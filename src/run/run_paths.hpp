@@ -1,7 +1,6 @@
 #pragma once
 // The paths of everything that a run writes, in outputs/<name>, and what is there that may keep the run from it. A
-// start takes these looks before it changes anything; a dry run takes them alone. All of this is for one rank, and
-// changes nothing.
+// start looks before it changes anything; a dry run only looks. All of this is for one rank, and changes nothing.
 
 #include <array>
 #include <optional>

@@ -81,6 +81,7 @@ void RunSetup::introduce() {
                      .output = directory.path(),
                      .device = ops::device_name(context.device()),
                      .transport = learner.tensor_comm.transport(),
+                     .transport_notes = learner.tensor_comm.notes(),
                      .device_note = context.device_note()};
   for (const std::string& line : opening_lines(config, head)) log.line(line);
   if (const std::string line = stop.taken_signal(); !line.empty()) log.line(line);

@@ -18,9 +18,9 @@ namespace nanorun {
 Config trained_config(const CheckpointHeader& header, const std::string& path,
                       const std::vector<std::string>& overrides = {});
 
-/// The token that begins documents: `given`, else the one of text as bytes or of GPT-2, by the size of the vocabulary.
-/// Throws Error(usage) where none is given and the vocabulary has another size, or where `given` is not in the
-/// vocabulary.
+/// The token that begins documents: `given`, else 256 where the vocabulary has 257 tokens (text as bytes), and 50256
+/// where it has 50257 (GPT-2). Throws Error(usage) where none is given and the vocabulary has another size, or where
+/// `given` is not in the vocabulary.
 kernels::Token end_of_text_of(const std::string& checkpoint, const Config& config, std::optional<int> given);
 
 /// Slabs for all tensors /weights/<name> of the table, with all rows and without memory.

@@ -147,8 +147,8 @@ class File {
   /// The root's attribute `format`, by which the program's files say what they are; empty where there is none.
   std::string format() const;
 
-  /// Opens all groups, datasets and attributes, and reads an element of each dataset. Ignores errors that HDF5 reports:
-  /// see src/storage/h5_structure.hpp.
+  /// Opens the groups, datasets and attributes of the first five levels, and reads an element of each dataset. Ignores
+  /// errors that HDF5 reports: see src/storage/h5_structure.hpp.
   void examine() const;
 
   /// Hands all that was written to the operating system; throws where that fails.

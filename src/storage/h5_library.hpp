@@ -1,5 +1,6 @@
 #pragma once
-// The HDF5 library itself: the lock around it, why its last call failed, and the names of its types in messages.
+// The HDF5 library itself: the lock around it, why its last call failed, opening with patience, its version, and the
+// names of its types in messages.
 
 #include <hdf5.h>
 

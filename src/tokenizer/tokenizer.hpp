@@ -1,5 +1,5 @@
 #pragma once
-// GPT-2's byte-pair encoding: text to tokens and back.
+// Byte-level byte-pair encoding as GPT-2 has it, with the table of a file: text to tokens and back.
 //
 // The text is split into pieces (src/tokenizer/tokenizer_split.hpp). A piece begins as one token per byte. The two
 // neighbours whose merge has the lowest rank in the table become one token, the leftmost pair among equals. This

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "kernels/ops.hpp"
+#include "src/base/launch.hpp"
 #include "tests/support/environment.hpp"
 
 namespace nanorun {
@@ -33,6 +34,7 @@ extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  nanorun::start_without_daemon(nanorun::launch_variables());
   nanorun::Context context(argc, argv);
   nanorun::test_context = &context;
   // Programs for devices are built on machines without one too, where their tests skip.

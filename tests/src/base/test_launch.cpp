@@ -42,6 +42,21 @@ TEST(Launch, AStepWithoutPmixIsLeft) {
   EXPECT_EQ(std::getenv("SLURM_STEP_ID"), nullptr);
 }
 
+TEST(Launch, ASingleProcessStartsWithoutADaemon) {
+  const char* const isolated = "OMPI_MCA_ess_singleton_isolated";
+  ::unsetenv(isolated);
+  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
+    start_without_daemon({{own, "1"}});
+    EXPECT_EQ(std::getenv(isolated), nullptr);
+  }
+  start_without_daemon({});
+  EXPECT_STREQ(std::getenv(isolated), "1");
+  ::setenv(isolated, "0", 1);
+  start_without_daemon({});
+  EXPECT_STREQ(std::getenv(isolated), "0");
+  ::unsetenv(isolated);
+}
+
 TEST(Launch, VariablesAreThoseOfTheEnvironment) {
   ::setenv("MPI_LOCALNRANKS", "7", 1);
   ::unsetenv("SLURM_STEP_NUM_TASKS");

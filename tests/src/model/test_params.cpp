@@ -240,11 +240,23 @@ TEST(ParameterTable, LayersFromTheFirstOfABucketAreThoseOfIt) {
         const Parameter& p = table.find(block_name(i, name));
         const auto holds = [&](const Bucket& b) { return b.offset <= p.offset && p.offset < b.offset + b.size(); };
         const int first = std::ranges::find_if(table.buckets(), holds)->layer;
-        EXPECT_TRUE(first <= i && i < first + layers_from(model, first)) << model.layers << " layers, layer " << i;
+        EXPECT_TRUE(first <= i && i < first + table.layers_from(first)) << model.layers << " layers, layer " << i;
         if (name == std::string("mlp_in")) ++layers[first];
       }
     }
-    for (int i = 0; i < model.layers; ++i) EXPECT_EQ(layers_from(model, i), layers[i]) << model.layers << " layers";
+    for (int i = 0; i < model.layers; ++i) EXPECT_EQ(table.layers_from(i), layers[i]) << model.layers << " layers";
+  }
+}
+
+TEST(ParameterTable, BucketsOfMatricesGrowWithTheNodes) {
+  const ModelConfig model = record21_model();
+  const std::map<int, int> groups = {{1, 4}, {2, 4}, {16, 4}, {17, 3}, {32, 3}, {33, 2}, {512, 2}, {4096, 2}};
+  for (const auto& [nodes, count] : groups) {
+    EXPECT_EQ(layer_groups(nodes), count) << nodes << " nodes";
+    const ParameterTable table(model, nodes);
+    EXPECT_EQ(std::ranges::count(table.buckets(), Group::matrix, &Bucket::group), 3 * count) << nodes << " nodes";
+    EXPECT_EQ(table.size(), ParameterTable(model).size());
+    EXPECT_EQ(table.layout(), ParameterTable(model).layout());
   }
 }
 
