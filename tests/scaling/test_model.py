@@ -19,15 +19,17 @@ def nodes_of(size, counts):
     return [plan_for(n, *(("--ranks-per-node", str(size)) if size else ())) for n in counts]
 
 
-def point(truth, planned_step, sequences, noise=None, sharing=1.0):
-    """A measurement of a machine that behaves as `truth`; noise(): factor on each time."""
+def point(truth, planned_step, sequences, noise=None, sharing=1.0, told=False):
+    """A measurement of a machine that behaves as `truth`; noise(): factor on each time; `told`: whether the trace tells
+    transfers between nodes."""
     noise = noise or (lambda: 1.0)
     parts = {name: seconds * noise() for name, seconds in truth.parts(planned_step, sequences, sharing).items()}
     work, fixed, muon, adam, inside, between, reduce = parts.values()
     path = {"computing": work + fixed, "muon": muon, "adam": adam, "reduce_gradients": 0.6 * (inside + between),
             "gather_weights": 0.4 * (inside + between), "sync": reduce}
     overlap = truth.overlap if planned_step.ranks > 1 else math.nan
-    return Point(planned_step, sequences, sum(path.values()), path, sharing, overlap)
+    share = between / (inside + between) if told and planned_step.ranks > 1 else math.nan
+    return Point(planned_step, sequences, sum(path.values()), path, sharing, overlap, share)
 
 
 def points(truth, size=4, counts=(1, 2, 4, 8, 16, 32), sequences=16, **options):
@@ -111,7 +113,7 @@ class Plans(ScalingTest):
         self.assertGreaterEqual(len(decks), 5)
         for deck in decks:
             with self.subTest(deck=deck.name):
-                study = replace(self.read_study(kind="weak", sequences=8, ranks=(8,)), deck=deck)
+                study = replace(self.read_study(kind="weak", sequences=8, steps=2000, ranks=(8,)), deck=deck)
                 found = plan.plan_of(plan.Planner(small_run.PROGRAM).accepted(study, 8), deck)
                 self.assertGreater(min(found.muon, found.adam, found.inside.bytes, found.memory), 0)
 
@@ -160,6 +162,11 @@ class Fit(ScalingTest):
     def test_shared_cores_give_the_parameters(self):
         shared = [point(TRUE, p, 16 / p.ranks, sharing=max(1, p.ranks / 4)) for p in nodes_of(4, (1, 2, 4, 8, 16, 32))]
         self.assert_recovered(model.fit(shared), TRUE, 1e-6)
+
+    def test_levels_that_the_traces_tell_apart(self):
+        """Each is fitted to its own time, so that fewer points give the parameters."""
+        few = points(TRUE, counts=(1, 2, 4, 8, 16), told=True)
+        self.assert_recovered(model.fit(few), TRUE, 1e-6)
 
     def test_noisy_times_give_larger_machines(self):
         """Times that scatter by 1 % on up to eight ranks, nodes of four: 16 and 32 come out within 5 %."""

@@ -270,7 +270,7 @@ class Report(ScalingTest):
         self.assertIn("* more ranks than the 2 cores", report.heading(result))
 
     def test_prediction_says_where_scaling_stops(self):
-        more = "[prediction]\nlatency = 1e-3\nbandwidth = 1e9\nmax_ranks = 64\nsequences = 64"
+        more = "[prediction]\nranks_per_node = 2\nlatency = 1e-2\nbandwidth = 1e9\nmax_ranks = 64\nsequences = 64"
         result = self.analyse(self.study(excess=0, more=more))
         text = " ".join(report.findings(result))
         i = result.forecast.first_below(0.5)

@@ -248,7 +248,7 @@ def draw_forecast_parts(axes, analysis):
     axes.stackplot(forecast.ranks, list(shares.values()), labels=list(shares), colors=list(PART_COLOURS.values()),
                    linewidth=0)
     ranks_axis(axes, forecast.ranks)
-    axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
+    axes.set_xlim(forecast.ranks[0], max(2 * forecast.ranks[0], forecast.ranks[-1]))
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(title=title, ylabel="share of the step")
@@ -280,7 +280,7 @@ def draw_forecast(axes, analysis):
                       ha="left" if left else "right", va="bottom" if above else "top", color=ACCENT, fontsize=8.5,
                       fontweight="bold")
     ranks_axis(axes, forecast.ranks)
-    axes.set_xlim(forecast.ranks[0], max(2, forecast.ranks[-1]))
+    axes.set_xlim(forecast.ranks[0], max(2 * forecast.ranks[0], forecast.ranks[-1]))
     axes.set_ylim(0, 1.12 * max(1, efficiency.max()))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(title=title, ylabel="speed-up / ranks")

@@ -109,6 +109,7 @@ class Point:
     path: dict
     sharing: float = 1.0
     overlap: float = 0.0
+    between: float = float("nan")  # share of the transfers between nodes; nan where the trace does not tell
 
     @property
     def ranks(self):
@@ -132,15 +133,28 @@ def fit_overlap(points):
     return share if share > NO_OVERLAP else 0.0
 
 
+def fit_or_zeros(rows, times):
+    """relative_fit() as a list; without rows nothing takes time."""
+    return list(map(float, relative_fit(rows, times))) if rows else [0.0, 0.0]
+
+
 def fit_links(points, overlap):
-    """The links inside nodes and between them that fit the transfers of the points best. Where few points tell latency
-    and bandwidth apart, some are 0. The second is None where no point has several nodes."""
+    """The links inside nodes and between them that fit the transfers of the points best, each its own time where the
+    traces tell both apart. Where few points tell latency and bandwidth apart, one of them is 0. The second link is None
+    where no point has several nodes."""
     joined = [p for p in points if p.ranks > 1]
+    times = [p.exposed / p.sharing / (1 - overlap) for p in joined]
     rows = [[size for level in (p.plan.inside, p.plan.between) for size in (level.bytes, level.messages)]
             for p in joined]
-    times = [p.exposed / p.sharing / (1 - overlap) for p in joined]
-    x = list(map(float, relative_fit(rows, times))) if joined else [0.0] * 4
-    return Link(x[1], x[0]), Link(x[3], x[2]) if any(p.plan.nodes > 1 for p in points) else None
+    several = any(p.plan.nodes > 1 for p in joined)
+    if not several:
+        x = fit_or_zeros([row[:2] for row in rows], times) + [0.0, 0.0]
+    elif all(p.between == p.between for p in joined):
+        x = (fit_or_zeros([row[:2] for row in rows], [t * (1 - p.between) for t, p in zip(times, joined)])
+             + fit_or_zeros([row[2:] for row in rows], [t * p.between for t, p in zip(times, joined)]))
+    else:
+        x = fit_or_zeros(rows, times)
+    return Link(x[1], x[0]), Link(x[3], x[2]) if several else None
 
 
 def fit(points):

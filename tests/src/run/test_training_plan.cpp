@@ -33,8 +33,8 @@ Config scaled_config() {
 }
 
 json json_of(const Config& config, int ranks, const std::vector<std::string>& remarks = {}, int ranks_per_node = 0) {
-  const ParameterTable table(config.model);
   const NodeLayout layout = NodeLayout::consecutive(ranks, ranks_per_node);
+  const ParameterTable table(config.model, layout.nodes());
   return json::parse(plan_json(config, table, plan_of(config, table, layout), remarks));
 }
 
@@ -180,8 +180,8 @@ TEST(Plan, TellsWhatTravelsInsideNodesAndBetweenThem) {
 /// A few messages for each bucket and round, whatever the number of nodes.
 TEST(Plan, MessagesBetweenNodesGrowWithTheirLogarithm) {
   const Config config = small_config();
-  const ParameterTable table(config.model);
   for (int log2 = 1; log2 <= 9; ++log2) {
+    const ParameterTable table(config.model, 1 << log2);
     const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(8 << log2, 8));
     EXPECT_LE(plan.sending.all.messages_between, 3. * log2 * static_cast<double>(table.buckets().size()));
   }
