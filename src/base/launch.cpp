@@ -66,8 +66,8 @@ void start_without_daemon(const LaunchVariables& variables) {
   if (has_own_launcher(variables)) return;
   // Beside the daemon, Open MPI 4.1 now and then crashes in MPI_Finalize.
   ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-  // Without the daemon all such processes of a user share one session directory, and remove it under each other. Without
-  // it shared file pointers, which nothing here uses, complain.
+  // Without the daemon all such processes of a user share one session directory, and remove it under each other.
+  // Without it shared file pointers, which nothing here uses, complain.
   ::setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
   ::setenv("OMPI_MCA_sharedfp", "^sm", 0);
 }
