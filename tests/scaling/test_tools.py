@@ -299,7 +299,6 @@ class Tools(ToolsTest):
         for contents in (*WRONG_JSON, '{"measured": {}}', '{"measured": [1]}', '{"measured": []}'):
             write(path, contents)
             self.assert_error(plan.read_plans, path.parent, path)
-        self.assert_refused("scaling_study.py", study, "--launcher", "none", names=["outputs/test/plans.json"])
         for contents, why in ((None, "missing"), ("{}", "of other settings")):
             path.unlink()
             if contents:
