@@ -6,7 +6,7 @@ from support import ROOT, ScalingTest, small_run, study_text
 
 import tool
 from study import StudyError
-from study.launch import check_deck
+from study.program import check_deck
 from study.study_file import OWNED, claim_folder, read_study
 
 

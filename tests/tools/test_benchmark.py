@@ -193,7 +193,7 @@ class Work(BenchmarkTest):
             overrides=[])
         kept = benchmark.gather, benchmark.check_deck, benchmark.time
         self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
-        benchmark.gather, benchmark.check_deck = gather, lambda program, run: ""
+        benchmark.gather, benchmark.check_deck = gather, lambda *words: None
         for minutes, efficiency, left, expected in (
                 (0.25, False, 11.0, [("fixed", 2, 12), ("long", 2, 40)]), (None, False, 0, [("fixed", 2, 12)]),
                 (0.25, True, 11.0, [("fixed", 2, 12), ("one_rank", 1, 12), ("long", 2, 40)]),
