@@ -81,7 +81,7 @@ NcclTransport::NcclTransport(Comm& comm, kernels::Stream stream, int peers, std:
 void NcclTransport::set_up(const std::vector<int>& partners) {
   ncclUniqueId id{};
   comm_.together([&] {
-    if (comm_.root()) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    if (comm_.root()) require(ncclGetUniqueId(&id), (comm_.name() + ": ncclGetUniqueId").c_str());
   });
   comm_.broadcast(std::as_writable_bytes(std::span(&id, 1)));
   const std::string what = fmt::format("set-up of NCCL on node {} ({})", host_name(), network_advice);
