@@ -215,14 +215,14 @@ def exported_models(data):
 
 def batch_sizes(data):
     """Losses after the same tokens by sequences per step, each with two seeds."""
-    losses = defaultdict(list)
+    losses, steps = defaultdict(list), defaultdict(set)
     for row in data["batch_sizes"]:
-        losses[int(row["sequences"]), row["rates"]].append(row["validation_loss"])
-    rows = []
-    for sequences in sorted({sequences for sequences, _ in losses}):
-        steps = next(row["steps"] for row in data["batch_sizes"] if row["sequences"] == str(sequences))
-        rows.append([str(sequences), str(sequences * 32768), steps, ", ".join(losses[sequences, "unchanged"]),
-                     ", ".join(losses[sequences, "square root"]) or "as unchanged"])
+        sequences = Decimal(row["sequences"])
+        losses[sequences, row["rates"]].append(row["validation_loss"])
+        steps[sequences].add(row["steps"])
+    rows = [[str(sequences), str(sequences * 32768), ", ".join(sorted(steps[sequences])),
+             ", ".join(losses[sequences, "unchanged"]),
+             ", ".join(losses[sequences, "square root"]) or "as unchanged"] for sequences in sorted(steps)]
     return table(["sequences per step", "tokens per step, mean", "steps", "loss with unchanged rates",
                   "with rates by the square root"], rows)
 
