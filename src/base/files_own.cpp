@@ -135,8 +135,20 @@ std::string OwnDirectory::read(const std::string& name, std::uint64_t max_bytes)
   return text;
 }
 
+bool OwnDirectory::has(const std::string& name) const {
+  struct stat status {};
+  if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
+  if (errno != ENOENT) fail(name, "cannot be accessed", errno);
+  return false;
+}
+
 void OwnDirectory::overwrite_start(const std::string& name, const std::string& text) const {
   Descriptor file = open(name, O_WRONLY | O_CREAT);
+  struct stat status {};
+  if (::fstat(file.get(), &status) == 0 && status.st_nlink > 1) {
+    remove(name);
+    file = open(name, O_WRONLY | O_CREAT | O_EXCL);
+  }
   if (!write_whole(file.get(), text)) fail(name, "cannot be written", errno);
   // Some network file systems report only here that a write has failed.
   if (::close(file.release()) != 0 && errno != EINTR) fail(name, "cannot be written", errno);

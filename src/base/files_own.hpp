@@ -47,12 +47,15 @@ class OwnDirectory {
   /// Opens the directory, which it creates if need be. Throws where files cannot be made in it.
   static OwnDirectory make(const std::string& path, ExitCode code);
 
+  /// Whether anything has the name.
+  bool has(const std::string& name) const;
   /// The names in the directory, sorted.
   std::vector<std::string> list() const;
   /// The text of a regular file of at most max_bytes.
   std::string read(const std::string& name, std::uint64_t max_bytes) const;
   /// Writes `text` over the beginning of a regular file, which is created if need be. Opens and closes the file, so
-  /// that network file systems show the text to other nodes.
+  /// that network file systems show the text to other nodes. A file with further names (hard links) keeps these and
+  /// what it holds, and a new one takes its place.
   void overwrite_start(const std::string& name, const std::string& text) const;
   /// Removes a regular file, if it is there. Throws where something else is there.
   void remove(const std::string& name) const;

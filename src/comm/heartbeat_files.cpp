@@ -32,6 +32,15 @@ bool is_heartbeats(const std::string& text) {
   return true;
 }
 
+[[noreturn]] void refuse(const std::string& directory, const std::string& name) {
+  throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory, name));
+}
+
+/// Whether nothing but heartbeats has the name.
+bool is_free(const OwnDirectory& own, const std::string& name) {
+  return !own.has(name) || is_heartbeats(own.read(name, max_file_bytes));
+}
+
 /// Whether the file of one of so many nodes has the name.
 bool is_of_node(const std::string& name, int nodes) {
   int node = -1;
@@ -48,7 +57,7 @@ void HeartbeatFiles::require_free(int ranks) const {
   const OwnDirectory own(directory_, ExitCode::output);
   for (const std::string& name : own.list()) {
     if (!is_of_node(name, ranks) || is_heartbeats(own.read(name, max_file_bytes))) continue;
-    throw Error(ExitCode::output, fmt::format("{}/{}: is no heartbeat of a run: move it away", directory_, name));
+    refuse(directory_, name);
   }
 }
 
@@ -74,7 +83,9 @@ void HeartbeatFiles::clear(int ranks) const {
 void HeartbeatFiles::write(int node, std::span<const Heartbeat> ranks) const {
   std::string text;
   for (const Heartbeat& rank : ranks) text += line_of(rank);
-  OwnDirectory(directory_, ExitCode::output).overwrite_start(file_of(node), text);
+  const OwnDirectory own(directory_, ExitCode::output);
+  if (!is_free(own, file_of(node))) refuse(directory_, file_of(node));
+  own.overwrite_start(file_of(node), text);
 }
 
 std::vector<Heartbeat> HeartbeatFiles::read(int node, int ranks) const {
@@ -94,7 +105,8 @@ std::vector<Heartbeat> HeartbeatFiles::read(int node, int ranks) const {
 
 void HeartbeatFiles::remove(int node) const {
   quietly([&] {
-    OwnDirectory(directory_, ExitCode::output).remove(file_of(node));
+    const OwnDirectory own(directory_, ExitCode::output);
+    if (is_free(own, file_of(node))) own.remove(file_of(node));
     remove_empty_directory(directory_, ExitCode::output);
   });
 }

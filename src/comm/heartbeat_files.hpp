@@ -26,11 +26,12 @@ class HeartbeatFiles {
   /// there. Warns of what is left alone. Throws as require_free() does.
   void clear(int ranks) const;
 
-  /// Throws Error(output).
+  /// Throws Error(output), also where the file of the node holds something else.
   void write(int node, std::span<const Heartbeat> ranks) const;
   /// The heartbeats of the ranks of a node; zeros where they cannot be read.
   std::vector<Heartbeat> read(int node, int ranks) const;
-  /// Removes the file of a node, and the directory with the last one. Errors are dropped.
+  /// Removes the file of a node unless it holds something else, and the directory with the last one. Errors are
+  /// dropped.
   void remove(int node) const;
 
  private:

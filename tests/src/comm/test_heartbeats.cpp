@@ -251,5 +251,28 @@ TEST(HeartbeatFiles, TellHeartbeatsFromOtherFiles) {
   EXPECT_EQ(files.read(0, 3)[2].beats, 0);
 }
 
+TEST(HeartbeatFiles, LeaveAloneWhatIsPutInTheirPlace) {
+  namespace fs = std::filesystem;
+  TempFolder folder;
+  const HeartbeatFiles files(folder / "heartbeats");
+  files.clear(2);
+  const auto text_of = [](const fs::path& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const auto beat = [&](std::uint64_t beats) { files.write(0, std::vector<Heartbeat>(1, {.beats = beats})); };
+  beat(1);
+  fs::create_hard_link(folder / "heartbeats/0", folder / "kept");
+  const std::string kept = text_of(folder / "kept");
+  beat(2);
+  EXPECT_EQ(text_of(folder / "kept"), kept);
+  EXPECT_EQ(files.read(0, 1)[0].beats, 2);
+  std::ofstream(folder / "heartbeats/0", std::ios::trunc) << "precious";
+  EXPECT_EQ(error_of([&] { beat(3); }, ExitCode::output),
+            folder / "heartbeats/0: is no heartbeat of a run: move it away");
+  files.remove(0);
+  EXPECT_EQ(text_of(folder / "heartbeats/0"), "precious");
+}
+
 }  // namespace
 }  // namespace nanorun
