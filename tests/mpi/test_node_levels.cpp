@@ -9,6 +9,7 @@
 #include "src/comm/planned_traffic.hpp"
 #include "src/comm/row_lists.hpp"
 #include "src/comm/tensor_comm.hpp"
+#include "tests/support/comm_tensor.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/shared_memory.hpp"
 
@@ -32,32 +33,6 @@ std::vector<CommConfig> configs() {
   }
   return configs;
 }
-
-/// A tensor of the ops' memory.
-template <class T>
-class Tensor {
- public:
-  explicit Tensor(const Vector<T>& values)
-      : size_(values.size()), data_(static_cast<T*>(ops::allocate(size_ * sizeof(T)))) {
-    ops::copy_to_device(test_context->comm_stream(), data_, values.data(), size_ * sizeof(T));
-    ops::synchronize(test_context->comm_stream());
-  }
-  ~Tensor() { ops::release(data_); }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
-  std::span<T> span() { return {data_, size_}; }
-  Vector<T> host(TensorComm& tensors) const {
-    tensors.synchronize();
-    Vector<T> values(size_);
-    ops::copy_to_host(test_context->comm_stream(), values.data(), data_, size_ * sizeof(T));
-    ops::synchronize(test_context->comm_stream());
-    return values;
-  }
-
- private:
-  std::size_t size_;
-  T* data_;
-};
 
 /// A rank's element: a small integer, which each format holds exactly, and so do all its sums.
 float element(int rank, std::size_t i) { return static_cast<float>((i * 2654435761u + rank * 40503u) / 7 % 5) - 2; }
@@ -90,7 +65,7 @@ TEST(NodeLevels, GradientsAreSummedOverAllNodes) {
     for (const Bounds& parts : {parts_of(1), parts_of(37), parts_of(200'003), one_owner(700'001)}) {
       Vector<float> own(parts.back());
       for (std::size_t i = 0; i < own.size(); ++i) own[i] = element(test_comm().rank(), i);
-      Tensor<float> tensor(own);
+      CommTensor<float> tensor(own);
       tensors.reduce_scatter(tensor.span(), parts);
       const Vector<float> got = tensor.host(tensors);
       for (std::size_t i = parts[tensors.part()]; i < parts[tensors.part() + 1]; ++i) {
@@ -108,7 +83,7 @@ TEST(NodeLevels, WeightsReachAllNodes) {
       TensorComm tensors(test_comm(), test_context->comm_stream(), config);
       Vector<float> own(parts.back(), -7);
       for (std::size_t i = parts[tensors.part()]; i < parts[tensors.part() + 1]; ++i) own[i] = element(3, i);
-      Tensor<float> tensor(own);
+      CommTensor<float> tensor(own);
       tensors.share(tensor.span());
       tensors.all_gather(tensor.span(), parts);
       const Vector<float> got = tensor.host(tensors);
@@ -132,7 +107,7 @@ TEST(NodeLevels, SumsOfALayoutAreReproducible) {
       for (std::size_t i = 0; i < own.size(); ++i) {
         own[i] = static_cast<float>(element(test_comm().rank(), i) * 0.1F + 1e-3F * static_cast<float>(i % 977));
       }
-      Tensor<float> tensor(own);
+      CommTensor<float> tensor(own);
       tensors.reduce_scatter(tensor.span(), parts);
       const Vector<float> all = tensor.host(tensors);
       const Vector<float> sums(all.begin() + static_cast<std::ptrdiff_t>(parts[tensors.part()]),
@@ -153,7 +128,7 @@ TEST(NodeLevels, EachByteLeavesItsNodeOnce) {
     TensorComm tensors(comm, test_context->comm_stream(), config);
     const NodeLayout& layout = tensors.layout();
     const Bounds parts = parts_of(1000);
-    Tensor<float> tensor(Vector<float>(parts.back(), 1));
+    CommTensor<float> tensor(Vector<float>(parts.back(), 1));
     tensors.share(tensor.span());
     tensors.reduce_scatter(tensor.span(), parts);
     const LevelTraffic reduced = tensors.sent();
@@ -190,11 +165,12 @@ TEST(NodeLevels, PlannedTrafficIsWhatIsSent) {
   SKIP_WITHOUT_DEVICES();
   for (const CommConfig& config : configs()) {
     TensorComm tensors(test_comm(), test_context->comm_stream(), config);
-    std::vector<std::unique_ptr<Tensor<float>>> memory;
+    std::vector<std::unique_ptr<CommTensor<float>>> memory;
     const PlannedTraffic planned(tensors.layout(), config);
     const int rank = test_comm().rank();
     for (const Bounds& parts : {parts_of(1), parts_of(37), parts_of(200'003), one_owner(700'001)}) {
-      Tensor<float>& tensor = *memory.emplace_back(std::make_unique<Tensor<float>>(Vector<float>(parts.back(), 1)));
+      CommTensor<float>& tensor =
+          *memory.emplace_back(std::make_unique<CommTensor<float>>(Vector<float>(parts.back(), 1)));
       tensors.share(tensor.span());
       const LevelTraffic before = tensors.sent();
       tensors.reduce_scatter(tensor.span(), parts);
@@ -227,9 +203,9 @@ void check_rows(const CommConfig& config, int rows, int cols, int every) {
     for (int col = 0; col < cols; ++col) values[row * cols + col] = value(comm.rank(), row, col);
   }
   const RowLists lists = exchange_rows(tensors.comms(), std::span(&own, 1), std::span(&first_rows, 1)).front();
-  std::vector<std::unique_ptr<Tensor<std::int32_t>>> memory;
+  std::vector<std::unique_ptr<CommTensor<std::int32_t>>> memory;
   const auto keep = [&](const RowLists::Rows& list) {
-    memory.push_back(std::make_unique<Tensor<std::int32_t>>(Vector<std::int32_t>(list.begin(), list.end())));
+    memory.push_back(std::make_unique<CommTensor<std::int32_t>>(Vector<std::int32_t>(list.begin(), list.end())));
     return std::span<const std::int32_t>(memory.back()->span());
   };
   RowExchange exchange;
@@ -243,7 +219,7 @@ void check_rows(const CommConfig& config, int rows, int cols, int every) {
     std::vector<RailRows>& kept = exchange.rails.emplace_back();
     for (const RowLists::Rail& round : rail) kept.push_back({keep(round.out), keep(round.in)});
   }
-  Tensor<float> table(values);
+  CommTensor<float> table(values);
   const LevelTraffic before = tensors.sent();
   tensors.reduce_scatter_rows(kernels::Mat<float>(table.span().data(), rows, cols), exchange);
   const Vector<float> got = table.host(tensors);

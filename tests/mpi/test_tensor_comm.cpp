@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "src/base/error.hpp"
+#include "tests/support/comm_tensor.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/shared_memory.hpp"
 
@@ -36,34 +37,6 @@ std::vector<CommConfig> configs(const Wire& wire) {
   }
   return configs;
 }
-
-/// A tensor of the ops' memory, filled from the host and read back.
-template <class T>
-class Tensor {
- public:
-  explicit Tensor(const kernels::test::Vector<T>& values)
-      : size_(values.size()), data_(static_cast<T*>(ops::allocate(size_ * sizeof(T)))) {
-    ops::copy_to_device(test_context->comm_stream(), data_, values.data(), size_ * sizeof(T));
-    ops::synchronize(test_context->comm_stream());
-  }
-  ~Tensor() { ops::release(data_); }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
-
-  std::span<T> span() { return {data_, size_}; }
-  /// After the collectives on it.
-  kernels::test::Vector<T> host(TensorComm& tensors) const {
-    tensors.synchronize();
-    kernels::test::Vector<T> values(size_);
-    ops::copy_to_host(test_context->comm_stream(), values.data(), data_, size_ * sizeof(T));
-    ops::synchronize(test_context->comm_stream());
-    return values;
-  }
-
- private:
-  std::size_t size_;
-  T* data_;
-};
 
 /// Uneven parts, the first one empty where there are several ranks.
 Bounds uneven_bounds(int ranks, std::size_t unit) {
@@ -113,7 +86,7 @@ void check_reduce_scatter(const Bounds& bounds, const Wire& wire, const CommConf
   Comm& comm = test_comm();
   TensorComm tensors(comm, test_context->comm_stream(), config);
   const kernels::test::Vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
-  Tensor<A> tensor(before);
+  CommTensor<A> tensor(before);
   tensors.reduce_scatter(tensor.span(), bounds);
   const kernels::test::Vector<A> got = tensor.host(tensors), want = expected_part<A>(bounds, wire);
   tensors.check();
@@ -218,12 +191,12 @@ void check_rows(const SparseTable& sparse, const CommConfig& config) {
   Comm& comm = test_comm();
   const int rank = comm.rank();
   TensorComm tensors(comm, test_context->comm_stream(), config);
-  Tensor<A> whole(sparse.values<A>(rank)), table(sparse.values<A>(rank));
+  CommTensor<A> whole(sparse.values<A>(rank)), table(sparse.values<A>(rank));
   tensors.reduce_scatter(whole.span(), sparse.bounds());
-  std::vector<std::unique_ptr<Tensor<std::int32_t>>> lists;
+  std::vector<std::unique_ptr<CommTensor<std::int32_t>>> lists;
   const auto keep = [&](const std::vector<std::int32_t>& rows) {
     lists.push_back(
-        std::make_unique<Tensor<std::int32_t>>(kernels::test::Vector<std::int32_t>(rows.begin(), rows.end())));
+        std::make_unique<CommTensor<std::int32_t>>(kernels::test::Vector<std::int32_t>(rows.begin(), rows.end())));
     return lists.back()->span();
   };
   NodeRows rows{{}, {}, sparse.longest};
@@ -275,7 +248,7 @@ void check_all_gather(const Bounds& bounds, const CommConfig& config) {
   };
   kernels::test::Vector<T> values(bounds.back());
   for (std::size_t i = bounds[comm.rank()]; i < bounds[comm.rank() + 1]; ++i) values[i] = T{value(i)};
-  Tensor<T> tensor(values);
+  CommTensor<T> tensor(values);
   TensorComm tensors(comm, test_context->comm_stream(), config);
   tensors.share(tensor.span());
   tensors.all_gather(tensor.span(), bounds);
@@ -312,7 +285,7 @@ TEST(TensorComm, NanAndInfinityOfAnyRankReachTheSum) {
   for (const Wire& wire : wires) {
     for (const CommConfig& config : configs(wire)) {
       TensorComm tensors(comm, test_context->comm_stream(), config);
-      Tensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
+      CommTensor<float> tensor({last ? std::nanf("") : 1, last ? infinity : 1, 1});
       tensors.reduce_scatter(tensor.span(), bounds);
       if (!comm.root()) continue;
       const kernels::test::Vector<float> sum = tensor.host(tensors);
@@ -329,10 +302,10 @@ TEST(TensorComm, CollectivesKeepTheirOrder) {
   Comm& comm = test_comm();
   const int ranks = comm.size();
   for (const CommConfig& config : configs({})) {
-    std::vector<std::unique_ptr<Tensor<float>>> all;
+    std::vector<std::unique_ptr<CommTensor<float>>> all;
     for (int i = 0; i < 40; ++i) {
       const std::size_t size = uneven_bounds(ranks, 1 + 997 * (i % 7)).back();
-      all.push_back(std::make_unique<Tensor<float>>(kernels::test::Vector<float>(size, comm.rank() + i)));
+      all.push_back(std::make_unique<CommTensor<float>>(kernels::test::Vector<float>(size, comm.rank() + i)));
     }
     TensorComm tensors(comm, test_context->comm_stream(), config);
     for (auto& tensor : all) tensors.share(tensor->span());
@@ -360,7 +333,7 @@ struct Owner {
   }
 
   TensorComm tensors;
-  Tensor<float> tensor{kernels::test::Vector<float>(12'000, 1)};
+  CommTensor<float> tensor{kernels::test::Vector<float>(12'000, 1)};
 };
 
 struct Failure {};

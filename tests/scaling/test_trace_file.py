@@ -68,6 +68,13 @@ class TraceFile(ToolsTest):
         with self.assertRaises(TypeError):
             tool.read_apart(read, "x")
 
+    def assert_no_trace(self, whole, *values, **attributes):
+        """The file with these bytes is refused once change_trace() has changed it so."""
+        write(self.run / "trace.h5", whole)
+        self.change_trace(*values, **attributes)
+        with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
+            trace_file.read_trace(self.run / "trace.h5")
+
     def test_traces_that_cannot_be(self):
         whole = (self.run / "trace.h5").read_bytes()
         seconds = np.full((STEPS, 2, len(PHASES)), 0.1)
@@ -79,16 +86,10 @@ class TraceFile(ToolsTest):
                  ("validation_step", np.ones(1)), ("validation_step", 1.5)]
         for name, values in cases:
             with self.subTest(name=name, values=values):
-                write(self.run / "trace.h5", whole)
-                self.change_trace(name, values)
-                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
-                    trace_file.read_trace(self.run / "trace.h5")
+                self.assert_no_trace(whole, name, values)
         for phases in (7, "", "forward,backward", ",".join([*PHASES, "forward"]), np.zeros(3), b"\xff,\xfe"):
             with self.subTest(phases=phases):
-                write(self.run / "trace.h5", whole)
-                self.change_trace(None, phases=phases)
-                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
-                    trace_file.read_trace(self.run / "trace.h5")
+                self.assert_no_trace(whole, None, phases=phases)
 
     def write_groups(self):
         """The trace of 6 ranks in groups of 3."""
@@ -117,10 +118,7 @@ class TraceFile(ToolsTest):
                  ("slowest", np.full((STEPS, 2), 0))]
         for name, values in cases:
             with self.subTest(name=name, values=values):
-                write(self.run / "trace.h5", whole)
-                self.change_trace(name, values)
-                with self.assertRaisesRegex(tool.ToolError, r"trace\.h5: not a trace: "):
-                    trace_file.read_trace(self.run / "trace.h5")
+                self.assert_no_trace(whole, name, values)
         write(self.run / "trace.h5", whole)
         self.change_trace(None, quantities="forward,backward")
         with self.assertRaisesRegex(tool.ToolError, "the quantities are those of another program"):
