@@ -211,7 +211,7 @@ void Comm::together(const std::function<void()>& work) {
 
 std::vector<double> Comm::gather(std::span<const double> values) {
   const Watchdog::Guard guard = watch("gather");
-  const auto count = static_cast<int>(values.size());
+  const int count = count_of(values.size());
   std::vector<double> all(root() ? values.size() * size_ : 0);
   MPI_Gather(values.data(), count, MPI_DOUBLE, all.data(), count, MPI_DOUBLE, 0, comm_);
   return all;
