@@ -4,7 +4,7 @@
 #   --asan            also the unit tests under the address and undefined-behaviour sanitizers
 #   --compiler clang  also the unit tests of a build by clang
 #   --mpi mpich       also the unit and MPI tests of a build with MPICH
-#   --long            also the tests that take more than a minute each
+#   --long            also the tests that take more than a minute, or half a minute of processor time
 #   --quick           no other builds and tests than those that the options above name; without any, the unit and golden
 #                     tests on CPUs. For the machines of forges.
 # shellcheck source=jobscripts/setup.sh
