@@ -45,7 +45,7 @@ void Checkpoints::probe(const DueCheckpoints& due, const Slabs& slabs) {
       "/weights/probe", static_cast<std::uint64_t>(comm_.size()), 1, static_cast<std::uint64_t>(comm_.rank()), 1, row};
   CheckpointHeader header = header_;
   header.progress.step = due.last;
-  write_checkpoint(comm_, path, header, {slab});
+  write_checkpoint(comm_, path, header, {slab}, hints_);
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);
   });
@@ -71,7 +71,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
     if (comm_.root()) make_directory(path);
   });
   const auto begin = std::chrono::steady_clock::now();
-  write_checkpoint(comm_, path, header_, parts);
+  write_checkpoint(comm_, path, header_, parts, hints_);
   trial.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);
