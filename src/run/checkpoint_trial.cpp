@@ -24,10 +24,13 @@ void Checkpoints::require_free_names(const DueCheckpoints& due) const {
     return step == due.last || (due.directory_stays && between);
   };
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
+    const std::string path = directory_ + "/" + name;
+    // Checkpoints that are newer than the one from which the run continues get other names.
+    if (due.directory_stays && step_of(name).value_or(0) > due.after) require_movable(path, ExitCode::checkpoint);
     const std::optional<long> step = step_of_unfinished(name);
     if (!step || !needs(*step)) continue;
-    require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
-    require_movable(directory_ + "/" + name, ExitCode::checkpoint);
+    require_own_place(path, FileKind::regular, ExitCode::checkpoint);
+    require_movable(path, ExitCode::checkpoint);
   }
 }
 

@@ -9,7 +9,7 @@ from harness import FaultTest, Job, restarted_from, small_run
 WAYS = {"opens": r" openat\(.* = \d+$",
         "stats": r" newfstatat\(AT_FDCWD, .*, 0\) = 0$| (stat|statx)\(.* = 0$",
         "checksums": r" pread64\(.*, 8, [1-9]\d*\) = 8$",  # of the only block
-        "tokens": r" pread64\(.* = (65536|\d{4})$"}
+        "tokens": r" pread64\(.* = \d{4,}$"}
 OPENS = 3  # what the file is, what HDF5 would meet in it, HDF5
 STATS = 7  # of an open
 
@@ -48,9 +48,10 @@ class SharedFiles(FaultTest):
         """MPI ignores what it does not know."""
         hints = ("romio_cb_write=enable", "cb_nodes=1", "nobody_knows=this")
         wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_FAULTY_GEMM']}", "FAULT_HINTS=print"]
-        job = self.train(2, f"checkpoint.mpi_hints={';'.join(hints)}", "stop.step=4", wrapper=wrapper, code=75)
+        job = self.train(2, f'checkpoint.mpi_hints="{";".join(hints)}"', "stop.step=4", wrapper=wrapper, code=75)
         # Each file that the ranks share: the trial before the first step, and the checkpoint.
-        self.assertEqual(sorted(job.errors), sorted(2 * 2 * [f"hint {hint}\n" for hint in hints]))
+        given = [line for line in job.errors if line.startswith("hint ")]
+        self.assertEqual(sorted(given), sorted(2 * 2 * [f"hint {hint}\n" for hint in hints]))
         self.verify(self.checkpoint(4))
         job = self.train(2, wrapper=wrapper)
         self.assertEqual(restarted_from(job), 4)
@@ -58,7 +59,7 @@ class SharedFiles(FaultTest):
 
     def test_hints_that_are_none(self):
         for hints in ("cb_nodes", "cb_nodes=1;", "cb_nodes=1;cb_nodes=2", "cb nodes=1"):
-            job = self.train(2, f"checkpoint.mpi_hints={hints}", code=2)
+            job = self.train(2, f'checkpoint.mpi_hints="{hints}"', code=2)
             self.assert_refused(job, "checkpoint.mpi_hints: got ", "NAME=VALUE;NAME=VALUE")
         self.assertFalse(self.run_folder().exists())
 
