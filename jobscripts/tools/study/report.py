@@ -148,7 +148,8 @@ def coefficients(analysis):
     rows = [["part", "fitted to the measured time"],
             ["computing", f"{seconds(fitted.per_sequence)} per sequence + {seconds(fitted.constant)} per step"],
             ["Muon", with_prefix(1 / fitted.muon, "FLOP/s") if fitted.muon else "no time"],
-            ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"]]
+            ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"],
+            ["slower ranks", f"standard deviation {fitted.spread:.1%}" if fitted.spread else "none seen"]]
     rows += [["inside nodes", link_text(fitted.inside)],
              ["between nodes", link_text(fitted.between) if fitted.between else "no run on several nodes"],
              ["all-reduce", f"{seconds(fitted.all_reduce)} a round" if fitted.all_reduce else "not resolved"]]
