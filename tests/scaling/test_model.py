@@ -235,12 +235,18 @@ class Fit(ScalingTest):
             self.assertLess(abs(model.slowest(n) / largest - 1), 0.05, n)
 
     def test_all_repeats_are_fitted(self):
-        """Two repeats, one by 10 % slower and one by 10 % quicker, fit as their mean does, whichever stands for both."""
+        """Two repeats, one slower and one quicker by 10 %, fit as their mean does, whichever stands for both."""
         exact = points(TRUE, counts=(1, 2, 4, 8))
         odd, even = ([self.scaled(p, factor) for p in exact] for factor in (1.1, 0.9))
         self.assertAlmostEqual(model.fit(odd + even).per_sequence, TRUE.per_sequence, delta=0.02 * TRUE.per_sequence)
         for error in model.errors_of(odd, odd + even):
             self.assertAlmostEqual(error, 1 / 1.1 - 1, delta=0.02)
+
+    def test_each_rank_count_weighs_as_much(self):
+        """However often one was repeated."""
+        odd = points(TRUE, counts=(1, 2, 4, 8))
+        odd[0] = self.scaled(odd[0], 1.2)
+        self.assertEqual(model.fit([odd[0], odd[0], *odd]), model.fit(odd))
 
     def scaled(self, p, factor):
         return replace(p, step=factor * p.step, mean_computing=factor * p.mean_computing,

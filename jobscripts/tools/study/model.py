@@ -135,6 +135,21 @@ class Point:
         return self.path["reduce_gradients"] + self.path["gather_weights"]
 
 
+def mean_of_repeats(points):
+    """A point for each rank count, of mean times: each rank count weighs as much, however many repeats it has."""
+    groups = {}
+    for p in points:
+        groups.setdefault(p.ranks, []).append(p)
+
+    def mean(values):
+        return float(np.mean(list(values)))
+
+    return [replace(group[0], step=mean(p.step for p in group), overlap=mean(p.overlap for p in group),
+                    mean_computing=mean(p.mean_computing for p in group), between=mean(p.between for p in group),
+                    path={name: mean(p.path[name] for p in group) for name in group[0].path})
+            for group in groups.values()]
+
+
 def fit_overlap(points):
     """Share h of the communication that is hidden: least squares of hidden = h * all. 0 unless the traces show it."""
     hidden, total = [], []
@@ -183,14 +198,15 @@ def fit_computing(points):
 
 def fit(points):
     """The model that fits the points best, part by part. A rank count may have several points: its repeats."""
+    points = mean_of_repeats(points)
+
     def coefficient(name, amount):
         return float(relative_fit([[amount(p)] for p in points], [p.path[name] / p.sharing for p in points])[0])
 
     overlap = fit_overlap(points)
     per_sequence, constant, spread = fit_computing(points)
-    longer = {p.ranks: 1 + spread * slowest(p.ranks) for p in points}
-    muon = coefficient("muon", lambda p: p.plan.muon * longer[p.ranks])
-    adam = coefficient("adam", lambda p: p.plan.adam * longer[p.ranks])
+    muon = coefficient("muon", lambda p: p.plan.muon * (1 + spread * slowest(p.ranks)))
+    adam = coefficient("adam", lambda p: p.plan.adam * (1 + spread * slowest(p.ranks)))
     all_reduce = coefficient("sync", lambda p: rounds(p.ranks))
     return Model(per_sequence, constant, muon, adam, spread, *fit_links(points, overlap), all_reduce, overlap)
 

@@ -272,7 +272,8 @@ def setup(analysis):
     rows = [["setting", "value"], ["deck", study.deck], ["overrides", " ".join(study.overrides) or "none"],
             ["steps", f"{study.steps}, of which the first {study.warmup} do not count"],
             ["repeats", study.repeats], ["machine", study.machine or "not named"],
-            ["rank counts that share cores", ", ".join(map(str, shared)) or "none"]]
+            ["rank counts that share cores", ", ".join(map(str, shared)) or "none"],
+            ["runs side by side", f"as many as fill {study.launch.cores} cores" if study.launch.fill else "none"]]
     return mixed_builds(analysis) + table(rows + provenance_rows(analysis), "text")
 
 
