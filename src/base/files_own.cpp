@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <span>
@@ -54,6 +56,11 @@ void clear_own_place(const std::string& path, ExitCode code, const IsOwn& is_own
   if (warning.empty()) return;
   set_aside(path, code);
   warn(warning);
+}
+
+bool is_denial(std::string_view message) {
+  return std::ranges::any_of(std::array{EACCES, EPERM, EROFS},
+                             [&](int reason) { return message.ends_with(std::strerror(reason)); });
 }
 
 void clear_own_partial(const std::string& partial, ExitCode code) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/error.hpp"
@@ -37,6 +38,21 @@ std::string obstacle_to_renaming(const std::string& path, ExitCode code);
 
 /// Throws where there is an obstacle_to_renaming() of a file that the run replaces.
 void require_movable(const std::string& path, ExitCode code);
+
+/// Whether a message ends with the system's reason that something is not permitted: by permissions, by chattr, or on a
+/// file system that is mounted for reading alone.
+bool is_denial(std::string_view message);
+
+/// The result of a look at what a run needs. Where the system does not permit it, adds to the Error what to do.
+template <class Look>
+auto with_remedy(const char* remedy, Look&& look) {
+  try {
+    return look();
+  } catch (const Error& error) {
+    if (!is_denial(error.what())) throw;
+    throw Error(error.code(), fmt::format("{}: {}", error.what(), remedy));
+  }
+}
 
 /// A directory that is held open. If its path names something else later, such as a link, files are still written into
 /// this directory. Their names are given without the directory.

@@ -57,33 +57,49 @@ struct Kept {
   std::uint64_t last_line = 0;  ///< where the last line begins
 };
 
-/// Every key that a line may have.
-constexpr std::array<std::string_view, 20> line_keys = {"step",
-                                                        "loss",
-                                                        "loss_weights",
-                                                        "ms",
-                                                        "tokens_per_second",
-                                                        "tokens",
-                                                        "train_seconds",
-                                                        "mfu",
-                                                        "lr",
-                                                        "momentum",
-                                                        "window",
-                                                        "gradient_norm",
-                                                        "gpu_rank",
-                                                        "gpu_clock_mhz",
-                                                        "step_ms",
-                                                        "validation_ms",
-                                                        "device_memory_bytes",
-                                                        "validation_loss",
-                                                        "gpu_power_watts",
-                                                        "gpus_throttled"};
+/// A key of a line, whose value is a number, or null for one that is not finite.
+struct LineKey {
+  std::string_view name;
+  bool integer = false;
+  bool of_step = false;        ///< every release has written it into each line of a step
+  bool of_validation = false;  ///< the same for a validation
+};
+
+constexpr std::array<LineKey, 20> line_keys = {
+    {{.name = "step", .integer = true, .of_step = true, .of_validation = true},
+     {.name = "loss", .of_step = true},
+     {.name = "loss_weights"},
+     {.name = "ms", .of_step = true},
+     {.name = "tokens_per_second", .of_step = true},
+     {.name = "tokens", .integer = true},
+     {.name = "train_seconds", .of_step = true, .of_validation = true},
+     {.name = "mfu"},
+     {.name = "lr", .of_step = true},
+     {.name = "momentum", .of_step = true},
+     {.name = "window", .integer = true, .of_step = true},
+     {.name = "gradient_norm", .of_step = true},
+     {.name = "gpu_rank", .integer = true},
+     {.name = "gpu_clock_mhz"},
+     {.name = "step_ms"},
+     {.name = "validation_ms"},
+     {.name = "device_memory_bytes", .integer = true},
+     {.name = "validation_loss", .of_validation = true},
+     {.name = "gpu_power_watts"},
+     {.name = "gpus_throttled", .integer = true}}};
 
 bool is_line(const Json& json) {
-  const auto is_known = [](const auto& item) { return std::ranges::find(line_keys, item.key()) != line_keys.end(); };
-  return json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
-         (json.contains("loss") || json.contains("validation_loss")) && json.contains("train_seconds") &&
-         std::ranges::all_of(json.items(), is_known);
+  if (!json.is_object()) return false;
+  const bool is_step = json.contains("loss");
+  const auto is_there = [&](const LineKey& key) {
+    return json.contains(key.name) || !(is_step ? key.of_step : key.of_validation);
+  };
+  const auto is_known = [](const auto& item) {
+    const auto key = std::ranges::find(line_keys, item.key(), &LineKey::name);
+    if (key == line_keys.end()) return false;
+    if (key->integer) return item.value().is_number_integer();
+    return item.value().is_number() || item.value().is_null();
+  };
+  return std::ranges::all_of(line_keys, is_there) && std::ranges::all_of(json.items(), is_known);
 }
 
 /// Whether a text may be the beginning of a line.
@@ -130,11 +146,11 @@ Kept kept_lines(const std::string& path, long first_step) {
   return kept;
 }
 
-/// Warns of steps [first, last] that are missing, as after a full disk or a crash of the node.
-void warn_of_hole(const std::string& path, long first, long last) {
-  if (first > last) return;
+/// A warning of steps [first, last] that are missing, as after a full disk or a crash of the node.
+std::string warning_of_hole(const std::string& path, long first, long last) {
+  if (first > last) return "";
   const std::string steps = first == last ? fmt::format("step {}", first) : fmt::format("steps {} to {}", first, last);
-  warn(fmt::format("{}: lacks {}, which an earlier job could not write", path, steps));
+  return fmt::format("{}: lacks {}, which an earlier job could not write", path, steps);
 }
 
 }  // namespace
@@ -144,6 +160,17 @@ bool is_metrics(const std::string& path) {
   return true;
 }
 
+long recorded_steps(const std::string& path) {
+  long steps = 0;
+  quietly([&] { steps = kept_lines(path, LONG_MAX).step; });
+  return steps;
+}
+
+std::string metrics_warning(const std::string& path, long first_step) {
+  if (first_step == 0 || !has_file(path, ExitCode::output)) return "";
+  return warning_of_hole(path, kept_lines(path, first_step).step + 1, first_step);
+}
+
 void Metrics::open(const std::string& path, long first_step) {
   if (!active_) return;
   path_ = path;
@@ -151,7 +178,8 @@ void Metrics::open(const std::string& path, long first_step) {
   Kept kept;
   if (first_step > 0 && has_file(path, ExitCode::output)) {
     kept = kept_lines(path, first_step);
-    warn_of_hole(path, kept.step + 1, first_step);
+    const std::string warning = warning_of_hole(path, kept.step + 1, first_step);
+    if (!warning.empty()) warn(warning);
   }
   file_.emplace(path);
   file_->shorten(kept.bytes);

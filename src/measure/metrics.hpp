@@ -49,6 +49,13 @@ struct ValidationMetrics {
 /// first line that is none of the metrics.
 bool is_metrics(const std::string& path);
 
+/// Step of the last line of a metrics.jsonl; 0 where there is no file of nanorun's that can be read.
+long recorded_steps(const std::string& path);
+
+/// What Metrics::open() would warn of in a file of nanorun's: steps that it lacks. Empty where it lacks none, or is not
+/// there. Throws Error(output).
+std::string metrics_warning(const std::string& path, long first_step);
+
 /// For rank 0; does nothing elsewhere. Where the file can no longer be written, for example on a full disk, a warning
 /// says so and the metrics end, not the run.
 class Metrics {

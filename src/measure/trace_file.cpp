@@ -50,27 +50,43 @@ void require_trace(const h5::File& file) {
   throw Error(ExitCode::output, file.path() + ": not written by this run", Scope::this_rank, Cause::damage);
 }
 
+/// What an earlier run has left in trace.h5.
+struct Remains {
+  EarlierTrace earlier;
+  std::optional<h5::File> file;  ///< stays open, so that no other program writes to it, until a new one replaces it
+  std::string damage;            ///< why nothing of the file can be kept
+  std::string warning;           ///< of damage, or of steps that are missing
+};
+
+/// Throws Busy where another program has the file open for writing.
+Remains look(const std::string& path, long first_step) {
+  Remains remains;
+  remains.earlier.begin = first_step;
+  if (!has_file(path, ExitCode::output) || file_size(path, ExitCode::output) == 0) return remains;
+  if (lock_state(path, LockKind::shared, ExitCode::output) == LockState::held) throw held(path);
+  try {
+    require_trace(remains.file.emplace(h5::File::open(path, MPI_COMM_NULL, ExitCode::output)));
+    if (first_step > 0) remains.earlier = read_earlier_trace(*remains.file, first_step);
+  } catch (const Error& error) {
+    if (error.cause() != Cause::damage) throw;
+    remains.earlier = {.begin = first_step};
+    remains.damage = error.what();
+    remains.warning = fmt::format("{}; the file is kept as {}", error.what(), free_name(path, ExitCode::output));
+    return remains;
+  }
+  const std::string missing = missing_steps(remains.earlier.rows.step, remains.earlier.begin, first_step);
+  if (!missing.empty())
+    remains.warning = fmt::format("{}: lacks {}, which an earlier job could not write", path, missing);
+  return remains;
+}
+
 /// Replaces trace.h5 by one with what stays of it, and room for rows of this width beside those of the earlier run.
 /// Throws Busy, and leaves the file, where another program has it open for writing.
 void start(const std::string& path, const TraceWidth& width, long first_step, const std::string& provenance) {
-  EarlierTrace earlier{.begin = first_step};
-  std::optional<h5::File> before;  // stays open, so that no other program writes to it, until the new file replaces it
-  if (has_file(path, ExitCode::output) && file_size(path, ExitCode::output) > 0) {
-    if (lock_state(path, LockKind::shared, ExitCode::output) == LockState::held) throw held(path);
-    try {
-      require_trace(before.emplace(h5::File::open(path, MPI_COMM_NULL, ExitCode::output)));
-      if (first_step > 0) earlier = read_earlier_trace(*before, first_step);
-    } catch (const Error& error) {
-      if (error.cause() != Cause::damage) throw;
-      const std::string aside = set_aside(path, ExitCode::output);
-      warn(fmt::format("{}; the file is kept as {}", error.what(), aside));
-      earlier = {.begin = first_step};
-    }
-  }
-  const std::string missing = missing_steps(earlier.rows.step, earlier.begin, first_step);
-  if (!missing.empty()) {
-    warn(fmt::format("{}: lacks {}, which an earlier job could not write", path, missing));
-  }
+  const Remains remains = look(path, first_step);
+  const EarlierTrace& earlier = remains.earlier;
+  if (!remains.damage.empty()) set_aside(path, ExitCode::output);
+  if (!remains.warning.empty()) warn(remains.warning);
   clear_own_partial(partial_of(path), ExitCode::output);
   replace_file(path, ExitCode::output, [&](const std::string& partial) {
     create_trace(partial, earlier.width.wider(width), earlier, provenance);
@@ -93,6 +109,12 @@ h5::File open_with_space(const std::string& path, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+std::string trace_warning(const std::string& path, long first_step) {
+  std::string warning;
+  quietly([&] { warning = look(path, first_step).warning; });
+  return warning;
+}
 
 TraceFile::TraceFile(Comm& comm, const TraceColumns& columns, const std::string& path, long first_step,
                      const std::string& provenance)

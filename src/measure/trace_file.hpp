@@ -16,6 +16,10 @@ namespace nanorun {
 /// Bytes of rank 0's memory that waiting rows may take; beyond that the oldest are dropped.
 inline constexpr std::uint64_t max_waiting_rows = std::uint64_t{64} << 20;
 
+/// What a TraceFile of a run that resumes behind first_step steps would warn of: a damaged file, or steps that it
+/// lacks. Empty where it would not, and where the file is absent, empty, or open in another program. Changes nothing.
+std::string trace_warning(const std::string& path, long first_step);
+
 class TraceFile {
  public:
   /// Collective. `columns`: of the rows to come. A run from step 0 starts a new file; a resumed one keeps the rows of

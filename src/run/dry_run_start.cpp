@@ -58,12 +58,15 @@ bool passes_or_warns(DryRunStart& start, Look&& look, std::optional<ExitCode> re
   }
 }
 
-/// Files that the run would keep under other names.
-void warn_of_foreign_files(const RunPaths& paths, const Config& config, DryRunStart& start) {
-  for (const auto& [path, is_own] : paths.places(config)) {
-    const std::string warning = foreign_warning(path, ExitCode::output, is_own);
-    if (!warning.empty()) start.lines.push_back("warning: " + warning);
+/// What the run would keep under other names, and what it would miss.
+void describe_files(const RunPaths& paths, const Config& config, const Continuation& continuation, long first_step,
+                    DryRunStart& start) {
+  if (paths.is_set_aside(continuation)) {
+    start.lines.push_back("an earlier run of this name is kept as " + free_name(paths.path(), ExitCode::output));
+    return;
   }
+  for (const std::string& line : paths.warnings(config, continuation, first_step))
+    start.lines.push_back("warning: " + line);
 }
 
 /// Takes the looks of the run's start, in its order. Throws what stands in the way in the run's directory.
@@ -80,8 +83,8 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   if (!passes_or_warns(start, look_for_earlier, ExitCode::output)) return;
   if (!continuation.complete) paths.require_free_stop_file();
   paths.require_free_files(config, ranks, continuation);
+  describe_files(paths, config, continuation, checkpoints.restored().progress.step, start);
   if (continuation.complete) return;
-  if (continuation.here || !paths.holds_a_run()) warn_of_foreign_files(paths, config, start);
   const DueCheckpoints due{
       .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};
   checkpoints.require_free_names(due);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/text.hpp"
+#include "src/measure/metrics.hpp"
 #include "src/measure/trace_datasets.hpp"
 #include "src/run/run_files.hpp"
 #include "src/run/summary.hpp"
@@ -19,20 +20,29 @@ namespace {
 struct Remains {
   std::string deck;
   std::string deck_file;   ///< the file that holds the deck
+  bool begun = false;      ///< there are steps or a summary.json, not the deck alone
   bool summary = false;    ///< there is a summary.json
   bool cut_short = false;  ///< there is no summary.json, or it tells that the disk had no space left
   long finished_at = 0;    ///< steps of the finished run that summary.json describes; 0 if it describes none
   bool finished = false;
 };
 
-/// Absent where no run has left a checkpoint or figures.
+bool has_own_deck(const std::string& path) {
+  bool own = false;
+  quietly([&] { own = run_file("deck.toml").is_own(path); });
+  return own;
+}
+
+/// Absent where no run has left a checkpoint, figures or its deck.
 std::optional<Remains> look(const std::string& directory, const Checkpoints& checkpoints,
                             const std::optional<Progress>& found) {
   const std::string deck_file = directory + "/deck.toml";
   std::optional<std::string> summary = text_of_run(directory + "/summary.json");
   if (summary && (!is_summary(*summary) || is_of_no_step(*summary))) summary.reset();
-  if (!found && !summary && traced_steps(directory + "/trace.h5") == 0) return std::nullopt;
+  const bool has_steps = traced_steps(directory + "/trace.h5") > 0 || recorded_steps(directory + "/metrics.jsonl") > 0;
+  if (!found && !summary && !has_steps && !has_own_deck(deck_file)) return std::nullopt;
   Remains remains;
+  remains.begun = found || summary || has_steps;
   remains.deck = found ? checkpoints.restored().deck : text_of_run(deck_file).value_or("");
   remains.deck_file = found ? checkpoints.restored_file() : deck_file;
   remains.summary = summary.has_value();
@@ -43,7 +53,8 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
   return remains;
 }
 
-/// Changes of the deck that make it another training, as text; more steps alone are none where there is a checkpoint.
+/// Changes of the deck that make it another training, as text. More steps alone are none where there is a checkpoint,
+/// or no step was made.
 std::vector<std::string> differences(const Remains& remains, const Config& config,
                                      const std::optional<Progress>& checkpoint) {
   if (remains.deck.empty()) return {"its deck.toml is missing or empty"};
@@ -60,7 +71,7 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
     texts.push_back(change.text);
     steps_alone = steps_alone && change.key == "train.steps";
   }
-  if (checkpoint && steps_alone) texts.clear();
+  if ((checkpoint || !remains.begun) && steps_alone) texts.clear();
   return texts;
 }
 
@@ -85,7 +96,7 @@ Continuation examine_earlier_run(const std::string& directory, const Config& con
   if (remains->finished_at == config.train.steps) return {.here = true, .complete = true};
   // Where there is a summary but no checkpoint, the checkpoints are gone.
   if (!found && remains->summary) return {};
-  return {.here = true, .again = !found};
+  return {.here = true, .again = !found && remains->begun};
 }
 
 void require_steps_ahead(const Checkpoints& checkpoints, const Config& config) {

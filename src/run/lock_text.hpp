@@ -15,6 +15,9 @@ std::string own_name();
 /// Whether a text is that of a lock file, also of earlier programs.
 bool is_lock_text(std::string_view text);
 
+/// Whether a lock file holds no text, or zeros, as a crash may leave it before its text is on disk.
+inline bool is_blank_lock(std::string_view text) { return text.find_first_not_of('\0') == text.npos; }
+
 /// Stands before the run's directory in the lock file of a directory of checkpoints behind a link.
 inline constexpr const char* checkpoints_of = "; checkpoints of ";
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/base/error.hpp"
+#include "src/base/files_own.hpp"
 
 namespace nanorun {
 
@@ -39,6 +40,7 @@ Log::Log(bool active) : active_(active), terminal_(active && on_terminal()) {}
 
 void Log::open(const std::string& file) {
   if (!active_) return;
+  if (has_file(file, ExitCode::output)) clear_own_place(file, ExitCode::output, is_log);
   file_.emplace(file);
   file_->write(std::exchange(waiting_, ""));
 }

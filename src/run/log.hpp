@@ -22,7 +22,8 @@ class Log {
   /// A log that is not `active` writes nothing; ranks other than 0 have one.
   explicit Log(bool active);
 
-  /// Appends the lines so far, and those to come, to `file`. Throws Error(output).
+  /// Appends the lines so far, and those to come, to `file`. What nanorun has not written there gets another name, with
+  /// a warning. Throws Error(output).
   void open(const std::string& file);
 
   void line(const std::string& text);

@@ -29,7 +29,10 @@ double age_of(const std::string& path) {
          1e-9 * static_cast<double>(now.nanoseconds - written.nanoseconds);
 }
 
-bool is_lock(const std::string& path) { return is_lock_text(text_of_run(path).value_or("")); }
+bool is_lock(const std::string& path) {
+  const std::string text = text_of_run(path).value_or("");
+  return is_blank_lock(text) || is_lock_text(text);
+}
 
 /// Whether the file is there. A network file system may show it to other nodes a little later.
 bool appears(const std::string& path) {
@@ -182,7 +185,8 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
 
 /// Also removes what writes of an earlier start that were cut short have left.
 void RunDirectory::keep_foreign_files(const Config& config) const {
-  for (const auto& [path, is_own] : paths_.places(config)) clear_own_place(path, ExitCode::output, is_own);
+  for (const auto& [path, is_own] : paths_.places(config, {.here = true}))
+    clear_own_place(path, ExitCode::output, is_own);
   for (const RunFile& one : run_files()) {
     const std::string partial = partial_of(file(one.name));
     if (kind_of_entry(partial, ExitCode::output) == FileKind::regular) remove_file(partial, ExitCode::output);

@@ -8,6 +8,7 @@
 #include "src/base/files_own.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/trace_datasets.hpp"
+#include "src/measure/trace_file.hpp"
 #include "src/measure/trace_json.hpp"
 #include "src/run/log.hpp"
 #include "src/run/summary.hpp"
@@ -26,9 +27,9 @@ bool is_summary_file(const std::string& path) { return is_summary(text_of_run(pa
 std::array<RunFile, 6> run_files() {
   return {{{.name = "deck.toml", .grows = false, .is_own = is_deck},
            {.name = "log.txt", .grows = true, .is_own = is_log},
-           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics},
+           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics, .warning = metrics_warning},
            {.name = "summary.json", .grows = false, .is_own = is_summary_file},
-           {.name = "trace.h5", .grows = false, .is_own = is_trace},
+           {.name = "trace.h5", .grows = false, .is_own = is_trace, .warning = trace_warning},
            {.name = "trace.json", .grows = false, .is_own = is_trace_json}}};
 }
 
@@ -44,6 +45,9 @@ bool needs(const Config& config, const RunFile& file) {
 }
 
 bool is_own_partial(const RunFile& file, const std::string& partial) {
+  bool whole = false;
+  quietly([&] { whole = file.is_own(partial); });
+  if (whole) return true;
   if (std::string_view(file.name) == "trace.h5" && !h5::is_foreign_partial(partial, trace_format, ExitCode::output))
     return true;
   throw Error(ExitCode::output, partial + ": somebody's own, or the rest of a write that was cut short");

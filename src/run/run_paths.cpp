@@ -12,6 +12,7 @@
 #include "src/base/output_file.hpp"
 #include "src/comm/heartbeat_files.hpp"
 #include "src/run/checkpoint_link.hpp"
+#include "src/run/deck_inputs.hpp"
 #include "src/run/lock_text.hpp"
 #include "src/run/run_files.hpp"
 #include "src/storage/h5_shared_path.hpp"
@@ -22,6 +23,9 @@ namespace {
 
 constexpr const char* lock_name = "lock";
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
+
+/// What to do where the system refuses a look at what a run needs in its directory.
+constexpr const char* remedy = "allow it, or change run.name or run.outputs";
 
 /// Throws where the run could not append to the file, or not read what an earlier run has left of it.
 void require_appendable(const std::string& path) {
@@ -90,6 +94,11 @@ void require_removable(const std::string& path) {
                                             path, obstacle));
 }
 
+/// Whether a run that continues so writes the file: a run that is complete writes its log alone.
+bool is_written(const Config& config, const RunFile& file, const Continuation& continuation) {
+  return needs(config, file) && (!continuation.complete || std::string_view(file.name) == "log.txt");
+}
+
 /// Throws where the path of a checkpoint in outputs/<name>.999 is too long: a run may move its directory to such a name
 /// while it goes on.
 void require_room_in_paths(const Config& config) {
@@ -114,11 +123,9 @@ std::vector<std::string> relative_keys(const Config& config) {
     if (std::ranges::any_of(paths, [](const std::string& path) { return !path.starts_with('/'); })) keys.push_back(key);
   };
   look("run.outputs", {config.run.outputs});
-  look("data.train", config.data.train);
-  if (config.validation.tokens > 0) look("data.validation", config.data.validation);
-  const std::string& restart = config.checkpoint.restart;
-  if (restart != "auto" && restart != "none") look("checkpoint.restart", {restart});
-  if (!config.checkpoint.weights.empty()) look("checkpoint.weights", {config.checkpoint.weights});
+  for (const auto& [key, files] : deck_inputs(config)) {
+    if (std::string_view(key) != "data.prefix_table") look(key, files);  // rank 0 alone reads it
+  }
   return keys;
 }
 
@@ -137,13 +144,26 @@ RunPaths::RunPaths(const Config& config)
 std::string RunPaths::lock() const { return file(lock_name); }
 
 void RunPaths::require_usable() const {
+  require_stop_file_elsewhere();
   require_no_checkpoints_of_others();
-  require_possible_directory(path_, ExitCode::output);
-  if (exists(path_, ExitCode::output)) open_directory(path_, ExitCode::output);
-  const std::optional<std::string> holder = text_of_run(lock());
-  if (holder && !holder->empty() && !is_lock_text(*holder))
+  const std::optional<std::string> holder = with_remedy(remedy, [&] {
+    require_possible_directory(path_, ExitCode::output);
+    if (exists(path_, ExitCode::output)) open_directory(path_, ExitCode::output);
+    return text_of_run(lock());
+  });
+  if (!holder) return;
+  if (!is_blank_lock(*holder) && !is_lock_text(*holder))
     throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
-  if (holder) require_writable(lock(), ExitCode::output);
+  with_remedy(remedy, [&] { require_writable(lock(), ExitCode::output); });
+}
+
+/// Throws where the stop file has the path of the run's directory, or of one above. These may not be there yet.
+void RunPaths::require_stop_file_elsewhere() const {
+  const std::string own = canonical_path(path_, ExitCode::output);
+  const std::string stop = canonical_path(stop_file_, ExitCode::output);
+  if (own != stop && !own.starts_with(stop + "/")) return;
+  throw Error(ExitCode::usage, fmt::format("stop.file = {}: the run's directory {} {}; name a file, as outputs/stop",
+                                           stop_file_, path_, own == stop ? "has this path" : "lies in it"));
 }
 
 /// Throws where another run has its checkpoints here or in a directory above.
@@ -170,7 +190,7 @@ void RunPaths::require_unlocked() const {
 Error RunPaths::in_use(const std::string& holder, bool elsewhere) const {
   return {ExitCode::output, fmt::format("the output directory {}{} is in use by {}", path_,
                                         elsewhere ? ", or the run of which it is a copy by hard links," : "",
-                                        holder.empty() ? "another job" : holder)};
+                                        is_blank_lock(holder) ? "another job" : holder)};
 }
 
 void RunPaths::require_free_stop_file() const {
@@ -219,21 +239,46 @@ void RunPaths::require_movable() const {
 }
 
 void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
-  const bool complete = continuation.complete;
-  if (!complete && !continuation.here && holds_a_run()) return require_movable();  // all of it is set aside
-  for (const RunFile& one : run_files()) {
-    if (!needs(config, one) || (complete && std::string_view(one.name) != "log.txt")) continue;
-    require_free_file(file(one.name), one);
+  if (is_set_aside(continuation)) {
+    require_inputs_outside(config, path_);
+    return require_movable();
   }
-  if (!complete) HeartbeatFiles(heartbeats()).require_free(ranks);
+  std::vector<std::string> written;
+  for (const RunFile& one : run_files()) {
+    written.push_back(partial_of(file(one.name)));
+    if (!is_written(config, one, continuation)) continue;
+    with_remedy(remedy, [&] { require_free_file(file(one.name), one); });
+    written.push_back(file(one.name));
+  }
+  require_inputs_apart(config, written);
+  if (!continuation.complete) HeartbeatFiles(heartbeats()).require_free(ranks);
 }
 
-std::vector<RunPaths::Place> RunPaths::places(const Config& config) const {
+bool RunPaths::is_set_aside(const Continuation& continuation) const {
+  return !continuation.complete && !continuation.here && holds_a_run();
+}
+
+std::vector<std::string> RunPaths::warnings(const Config& config, const Continuation& continuation,
+                                            long first_step) const {
+  std::vector<std::string> lines;
+  const auto add = [&](std::string line) {
+    if (!line.empty()) lines.push_back(std::move(line));
+  };
+  for (const auto& [path, is_own] : places(config, continuation)) add(foreign_warning(path, ExitCode::output, is_own));
+  for (const RunFile& one : run_files()) {
+    if (continuation.complete || !needs(config, one) || !one.warning) continue;
+    if (foreign_warning(file(one.name), ExitCode::output, one.is_own).empty())
+      add(one.warning(file(one.name), first_step));
+  }
+  return lines;
+}
+
+std::vector<RunPaths::Place> RunPaths::places(const Config& config, const Continuation& continuation) const {
   std::vector<Place> places;
   for (const RunFile& one : run_files()) {
     const std::string path = file(one.name), partial = partial_of(path);
-    if (needs(config, one)) places.push_back({path, one.is_own});
-    if (kind_of_entry(partial, ExitCode::output) == FileKind::regular)
+    if (is_written(config, one, continuation)) places.push_back({path, one.is_own});
+    if (!continuation.complete && kind_of_entry(partial, ExitCode::output) == FileKind::regular)
       places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }});
   }
   return places;

@@ -35,7 +35,8 @@ class RunPaths {
   void move_to(std::string path) { path_ = std::move(path); }
 
   /// Throws Error(output) where the directory has, or lies among, the checkpoints of another run, where it cannot be
-  /// made or written, or where something else has the name of its lock file.
+  /// made or written, or where something else has the name of its lock file; Error(usage) where the stop file has the
+  /// path of the directory or of one above.
   void require_usable() const;
   /// Throws Error(output) where another job holds the lock.
   void require_unlocked() const;
@@ -47,7 +48,8 @@ class RunPaths {
   /// itself writes; Error(output) where something is there that a run may not remove.
   void require_free_stop_file() const;
   /// Throws Error(output) where anything but a file that the run may write stands under a name that the run on so many
-  /// ranks needs. What the run sets aside before it writes is no obstacle.
+  /// ranks needs. What the run sets aside before it writes is no obstacle. Throws Error(usage) where the start would
+  /// rename or replace a file that the deck names.
   void require_free_files(const Config& config, int ranks, const Continuation& continuation) const;
 
   /// The place of a file, as clear_own_place() takes it.
@@ -56,12 +58,18 @@ class RunPaths {
     IsOwn is_own;
   };
   /// The places of the files that the run writes, and of partial files that are there.
-  std::vector<Place> places(const Config& config) const;
+  std::vector<Place> places(const Config& config, const Continuation& continuation) const;
+  /// What a start that goes on here behind `first_step` steps will warn of: files that it keeps under other names, and
+  /// steps that the metrics or the trace lack.
+  std::vector<std::string> warnings(const Config& config, const Continuation& continuation, long first_step) const;
+  /// Whether a start gives the directory another name, to keep the run in it.
+  bool is_set_aside(const Continuation& continuation) const;
 
   /// Whether an earlier run left anything but its lock, marks beside it, a stop file and empty directories.
   bool holds_a_run() const;
 
  private:
+  void require_stop_file_elsewhere() const;
   void require_no_checkpoints_of_others() const;
   void require_movable() const;
   bool is_own_file(const std::string& path) const;

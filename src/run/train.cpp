@@ -23,6 +23,17 @@ namespace nanorun {
 
 namespace {
 
+/// How a run goes on whose directory has this name now. It may have no room for the names of a further one.
+std::string way_to_continue(Config config, const std::string& name) {
+  config.run.name = name;
+  try {
+    require_possible_paths(config);
+  } catch (const Error&) {
+    return "rename this directory to a shorter name, and continue it with the name as run.name";
+  }
+  return "continue it with run.name=" + name;
+}
+
 class Training {
  public:
   Training(Context& context, const Config& config);
@@ -356,8 +367,8 @@ void Training::fail_displaced() {
   throw Error(
       ExitCode::output,
       fmt::format("{}/{} was moved away during the run, and something else lies there now: the checkpoint of step "
-                  "{} is saved in {}; continue it with run.name={}",
-                  config_.run.outputs, config_.run.name, progress_.step, path, name_of(path)),
+                  "{} is saved in {}; {}",
+                  config_.run.outputs, config_.run.name, progress_.step, path, way_to_continue(config_, name_of(path))),
       Scope::all_ranks);
 }
 

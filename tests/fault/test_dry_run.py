@@ -143,9 +143,69 @@ class DryRun(FaultTest):
         self.train(1, *STEPS, "checkpoint.restart=none")
 
     def test_stop_file(self):
+        for file in ("outputs", "outputs/run", "outputs/../outputs/run"):
+            self.assertIn(f"stop.file = {file}: the run's directory outputs/run ",
+                          self.assert_ends_alike(f"stop.file={file}", code=2))
+        self.assertFalse((self.folder / "outputs").exists())
         for file in ("outputs/run/trace.h5", "outputs/run/heartbeats/new", "deck.toml/stop"):
             self.assert_ends_alike(f"stop.file={file}", code=2)
         self.assert_ends_alike("stop.file=deck.toml", code=7)
+
+    def test_inputs_that_the_start_would_rename_or_replace(self):
+        self.begin()
+        run, anew = self.run_folder(), "checkpoint.restart=none"
+        shutil.copy(self.folder / "data.h5", run / "tokens.h5")
+        (run / "linked.h5").symlink_to(self.folder / "data.h5")
+        (self.folder / "link.h5").symlink_to(run / "tokens.h5")
+        shutil.copy(self.checkpoint(6), run / "best.h5")
+        moved = "{}: {} names it, but this start would rename outputs/run with all that is in it: move the file out of there"
+        checkpoint = self.checkpoint(3).relative_to(self.folder)
+        for key, value, file, more in (
+                ("data.train", '["outputs/run/tok*.h5"]', "outputs/run/tokens.h5", (anew,)),
+                ("data.train", '["outputs/run/linked.h5"]', "outputs/run/linked.h5", (anew,)),
+                ("data.train", '["link.h5"]', "link.h5", (anew,)),
+                ("data.validation", '["outputs/run/tokens.h5"]', "outputs/run/tokens.h5", (anew, "validation.tokens=4096")),
+                ("checkpoint.weights", checkpoint, checkpoint, (anew,)),
+                ("checkpoint.restart", "outputs/run/best.h5", "outputs/run/best.h5", ("train.steps=9",))):
+            with self.subTest(value):
+                message = self.assert_ends_alike(*more, f"{key}={value}", code=2)
+                self.assertIn(moved.format(file, key), message)
+        stays = self.train(1, *STEPS, "train.steps=9", f"checkpoint.restart={self.checkpoint(6)}",
+                           "data.train=outputs/run/tokens.h5", "data.changed=accept")
+        self.assertEqual(restarted_from(stays), 6)
+        shutil.rmtree(run)
+        run.mkdir()
+        shutil.copy(self.folder / "data.h5", run / "trace.h5")
+        self.assertIn("outputs/run/trace.h5: data.train names it, but the run writes a file of this name",
+                      self.assert_ends_alike("data.train=outputs/run/trace.h5", code=2))
+        self.train(1, *STEPS, "data.train=outputs/run/trace.h5", "trace.enabled=false")
+
+    def test_steps_that_the_run_would_miss(self):
+        """Or a trace of which only the beginning is sound."""
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        (self.run_folder() / "metrics.jsonl").write_bytes(b"")
+        trace = self.run_folder() / "trace.h5"
+        damaged = trace.read_bytes()
+        damaged = damaged[:len(damaged) // 2] + bytes(len(damaged) - len(damaged) // 2)
+        trace.write_bytes(damaged)
+        planned, _ = self.dry()
+        said = self.train(1, *STEPS).messages()
+        self.assertEqual(sorted("nanorun: " + line.rstrip("\n") for line in planned if line.startswith("warning: ")),
+                         sorted(said))
+        self.assertEqual(len(said), 2, said)
+        self.assertIn("nanorun: warning: outputs/run/metrics.jsonl: lacks steps 1 to 3, which an earlier job could not write",
+                      said)
+        self.assertEqual((self.run_folder() / "trace.h5.1").read_bytes(), damaged)
+
+    def test_what_is_not_permitted_comes_with_a_remedy(self):
+        self.begin()
+        user = self.as_user()
+        for path, mode in ((self.run_folder(), 0o555), (self.run_folder() / "lock", 0o444)):
+            before = path.stat().st_mode
+            path.chmod(mode)
+            message = self.assert_ends_alike("train.steps=9", code=7, wrapper=user)
+            self.assertTrue(message.endswith(": Permission denied: allow it, or change run.name or run.outputs"), message)
+            path.chmod(before)
 
     def test_directories_that_cannot_be_written(self):
         user = self.as_user()

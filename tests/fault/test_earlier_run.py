@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from harness import FaultTest, losses, restarted_from, small_run
+from harness import FaultTest, Job, losses, restarted_from, small_run
 
 
 class EarlierRun(FaultTest):
@@ -59,6 +59,31 @@ class EarlierRun(FaultTest):
         kept = self.content(self.folder / "outputs" / "run.1")
         self.assertEqual({name: text for name, text in kept.items() if "heartbeats" not in name.parts},
                          {name: text for name, text in before.items() if "heartbeats" not in name.parts})
+
+    def test_run_killed_before_anything_but_metrics_or_its_deck_was_written(self):
+        """The same deck begins again in its place."""
+        job = self.start(1, "train.steps=100000", "trace.enabled=false")
+        job.until_step(4)
+        job.kill()
+        killed = self.content()
+        run, kept = self.run_folder(), self.folder / "outputs" / "run.1"
+        for left, said in (("metrics.jsonl", "begins again at step 1"), ("deck.toml", None)):
+            before = {path: text for path, text in killed.items() if path.name in ("deck.toml", left)}
+            shutil.rmtree(run)
+            run.mkdir()
+            for path, text in before.items():
+                (run / path).write_bytes(text)
+            other = ("train.steps=3", "optimizer.adam_beta1=0.85", "trace.enabled=false")
+            dry = Job(self.folder, None, ["train", "deck.toml", "--dry-run", *other])
+            self.assertEqual(dry.wait(), 0, dry.text())
+            self.assertIn("an earlier run of this name is kept as outputs/run.1\n", dry.output)
+            self.assertIn("an earlier run of this name is kept as outputs/run.1\n", self.train(1, *other).output)
+            self.assertEqual(self.content(kept), before)
+            shutil.rmtree(run)
+            kept.rename(run)
+            job = self.train(1, "train.steps=100000", "trace.enabled=false", "stop.step=2", code=75)
+            self.assertEqual("begins again at step 1" in job.text(), said is not None)
+            self.assertFalse(kept.exists())
 
     def test_files_of_no_run_are_kept(self):
         own = self.run_folder()

@@ -147,6 +147,34 @@ class ForeignFiles(FaultTest):
         self.assert_refused(self.train(None, code=7), "outputs/run/lock: is not the lock file of a run; move it")
         self.assertEqual(lock.read_text(), "my notes on host n7")
 
+    def test_lock_that_a_crash_has_left_blank(self):
+        self.train(None, *STEPS, "stop.step=3", code=75)
+        for step, text in ((3, b""), (4, bytes(24))):
+            (self.run_folder() / "lock").write_bytes(text)
+            self.dry()
+            self.assertEqual(restarted_from(self.train(None, *STEPS, f"stop.step={step + 1}", code=75)), step)
+
+    def test_log_of_somebody_elses_beside_a_finished_run(self):
+        self.train(None, *STEPS)
+        wanted = self.put("log.txt")
+        self.assertTrue(any(" is kept as outputs/run/log.txt.1\n" in line for line in self.dry().output))
+        job = self.train(None, *STEPS)
+        self.assertIn("the run is finished", job.text())
+        self.assert_kept(job, wanted)
+
+    def test_metrics_with_some_of_the_keys(self):
+        self.run_folder().mkdir(parents=True)
+        lines = "".join(f'{{"step":{i},"loss":2.{i},"train_seconds":{i}}}\n' for i in (1, 2, 3)).encode()
+        (self.run_folder() / "metrics.jsonl").write_bytes(lines)
+        self.assert_kept(self.train(None, *STEPS), {"metrics.jsonl": lines})
+
+    def test_own_files_under_their_partial_names(self):
+        self.train(None, *STEPS, "stop.step=3", code=75)
+        for name in ("deck.toml", "summary.json", "trace.json", "trace.h5"):
+            shutil.copy(self.run_folder() / name, self.run_folder() / f"{name}.partial")
+        self.assertEqual(self.train(None, *STEPS, "stop.step=4", code=75).messages(), [])
+        self.assertEqual([path.name for path in self.run_folder().glob("*.partial*")], [])
+
     def test_rest_of_a_log_beside_a_finished_run(self):
         self.train(None, *STEPS)
         partial = self.run_folder() / "log.txt.partial"

@@ -54,6 +54,23 @@ class Moved(FaultTest):
         self.assert_saved_beside(job)
         self.assertEqual({path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file()}, before)
 
+    def test_new_name_that_leaves_no_room_for_another(self):
+        """The message says to shorten it."""
+        name = "l" * (240 - len("outputs//checkpoints/checkpoint_00100000.h5.partial") - 4)
+        folder = self.folder / "outputs" / name
+        job = self.start(None, "train.steps=100000", "validation.tokens=0", f"run.name={name}")
+        job.until_step(3)
+        folder.rename(self.folder / "outputs" / "moved")
+        folder.touch()
+        self.assertEqual(job.wait(), 7, job.text())
+        self.assertIn(f"is saved in outputs/{name}.1; rename this directory to a shorter name, and continue it with the name "
+                      "as run.name", job.messages()[-1])
+        self.train(None, f"run.name={name}.1", code=4)
+        (self.folder / "outputs" / f"{name}.1").rename(self.folder / "outputs" / "short")
+        again = self.train(None, "train.steps=100000", "validation.tokens=0", "run.name=short", "stop.walltime_seconds=0.1",
+                           code=75)
+        self.assertIsNotNone(restarted_from(again))
+
     def test_a_file_takes_the_place_of_the_folder(self):
         job = self.start(None, "train.steps=100000")
         job.until_step(3)

@@ -220,7 +220,11 @@ TEST_F(MetricsTest, LinesOfOthersAreSetAside) {
   int number = 0;
   for (const std::string others :
        {"{\"step\":1,\"acc\":0.5}\n", "{\"step\":700,\"acc\":1}", "{\"step\":1,\"loss\":2}\n",
-        "{\"step\":1,\"loss\":2,\"train_seconds\":1,\"note\":\"good\"}\n", "{\"step\":9,\"val\":"}) {
+        "{\"step\":1,\"loss\":2,\"train_seconds\":1,\"note\":\"good\"}\n",
+        "{\"step\":9,\"val\":", "{\"step\":1,\"loss\":2.1,\"train_seconds\":1}\n",
+        "{\"step\":1,\"validation_loss\":2.1,\"train_seconds\":[]}\n",
+        "{\"step\":1,\"validation_loss\":\"2\",\"train_seconds\":1}\n",
+        "{\"step\":1,\"validation_loss\":2,\"train_seconds\":1,\"tokens\":0.5}\n"}) {
     for (const long first_step : {0, 1, 9}) {
       put(others);
       testing::internal::CaptureStderr();
@@ -248,6 +252,30 @@ TEST_F(MetricsTest, LinesOfEarlierProgramsAreOwn) {
   Metrics(/*active=*/true).open(path(), 1);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   EXPECT_EQ(text(), earlier);
+}
+
+TEST_F(MetricsTest, NumbersThatAreNotFiniteAreOwn) {
+  const double infinite = std::numeric_limits<double>::infinity();
+  Metrics metrics(/*active=*/true);
+  metrics.open(path(), 0);
+  metrics.add(StepMetrics{.step = 1, .loss = 7, .gradient_norm = infinite});
+  metrics.add(ValidationMetrics{.step = 1, .loss = infinite, .train_seconds = 1});
+  metrics.flush();
+  EXPECT_TRUE(is_metrics(path())) << text();
+}
+
+TEST_F(MetricsTest, StepsAreToldWithoutTheRun) {
+  EXPECT_EQ(recorded_steps(path()), 0);
+  put("");
+  EXPECT_EQ(recorded_steps(path()), 0);
+  EXPECT_EQ(metrics_warning(path(), 0), "");
+  EXPECT_EQ(metrics_warning(path(), 3), path() + ": lacks steps 1 to 3, which an earlier job could not write");
+  put("{\"step\":4}\n");
+  EXPECT_EQ(recorded_steps(path()), 0) << "a user's";
+  write(1, 2);
+  EXPECT_EQ(recorded_steps(path()), 2);
+  EXPECT_EQ(metrics_warning(path(), 2), "");
+  EXPECT_EQ(metrics_warning(path(), 3), path() + ": lacks step 3, which an earlier job could not write");
 }
 
 TEST_F(MetricsTest, WhatIsWrittenIntoTheFileMeanwhileStays) {

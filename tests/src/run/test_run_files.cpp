@@ -72,6 +72,34 @@ TEST_F(RunFilesTest, TraceOfAnotherKind) {
   EXPECT_FALSE(own("trace.h5", "\x89HDF\r\n\x1a\n"));
 }
 
+TEST_F(RunFilesTest, PartialFilesThatAreWhole) {
+  const auto own_partial = [&](const char* name, const std::string& text) {
+    const std::string path = folder_ / (std::string(name) + ".partial");
+    std::ofstream(path, std::ios::binary) << text;
+    try {
+      return is_own_partial(run_file(name), path);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), path + ": somebody's own, or the rest of a write that was cut short");
+      return false;
+    }
+  };
+  const std::string deck = to_toml(Config());
+  EXPECT_TRUE(own_partial("deck.toml", deck));
+  EXPECT_FALSE(own_partial("deck.toml", deck.substr(0, deck.size() / 2)));
+  EXPECT_FALSE(own_partial("deck.toml", "# mine\n" + deck));
+  EXPECT_TRUE(own_partial("summary.json", "{\"finished\": true, \"stopped_by\": \"\", \"steps\": 3}"));
+  EXPECT_FALSE(own_partial("summary.json", "{\"finished\": true"));
+  EXPECT_FALSE(own_partial("trace.json", "mine"));
+  EXPECT_TRUE(own_partial("trace.h5", "\x89HDF\r\n\x1a\n"));
+}
+
+TEST(LockText, BlankAfterACrash) {
+  EXPECT_TRUE(is_blank_lock(""));
+  EXPECT_TRUE(is_blank_lock(std::string(24, '\0')));
+  EXPECT_FALSE(is_blank_lock(own_name()));
+  EXPECT_FALSE(is_blank_lock(std::string(24, '\0') + "notes"));
+}
+
 TEST(LockText, IsTheWholeOfTheFile) {
   for (const char* text : {"process 7 on node n1", "process 7 on host n1\n", "job 17, process 4711 on node n1",
                            "job 3[2].pbs-1, process 7 on node n-1.site; checkpoints of /data/outputs/first run"}) {
