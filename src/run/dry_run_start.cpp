@@ -76,14 +76,14 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   Checkpoints checkpoints(alone, config.checkpoint, paths.checkpoints(), to_toml(config),
                           model_fingerprint(table.layout()));
   paths.require_usable();
-  passes_or_warns(start, [&] { paths.require_unlocked(); });
+  const bool unlocked = passes_or_warns(start, [&] { paths.require_unlocked(); });
   checkpoints.require_usable_directory();
   Continuation continuation;
   const auto look_for_earlier = [&] { continuation = plan_continuation(alone, config, table, checkpoints, start); };
   if (!passes_or_warns(start, look_for_earlier, ExitCode::output)) return;
   if (!continuation.complete) paths.require_free_stop_file();
   paths.require_free_files(config, ranks, continuation);
-  describe_files(paths, config, continuation, checkpoints.restored().progress.step, start);
+  if (unlocked) describe_files(paths, config, continuation, checkpoints.restored().progress.step, start);
   if (continuation.complete) return;
   const DueCheckpoints due{
       .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};

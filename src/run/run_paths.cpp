@@ -25,7 +25,7 @@ constexpr const char* lock_name = "lock";
 constexpr std::array<const char*, 2> folder_names = {"checkpoints", "heartbeats"};
 
 /// What to do where the system refuses a look at what a run needs in its directory.
-constexpr const char* remedy = "allow it, or change run.name or run.outputs";
+constexpr const char* remedy = "allow it (chmod, chattr), or change run.name or run.outputs";
 
 /// Throws where the run could not append to the file, or not read what an earlier run has left of it.
 void require_appendable(const std::string& path) {

@@ -204,7 +204,8 @@ class DryRun(FaultTest):
             before = path.stat().st_mode
             path.chmod(mode)
             message = self.assert_ends_alike("train.steps=9", code=7, wrapper=user)
-            self.assertTrue(message.endswith(": Permission denied: allow it, or change run.name or run.outputs"), message)
+            self.assertTrue(message.endswith(
+                ": Permission denied: allow it (chmod, chattr), or change run.name or run.outputs"), message)
             path.chmod(before)
 
     def test_directories_that_cannot_be_written(self):
