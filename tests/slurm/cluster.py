@@ -154,8 +154,9 @@ class Cluster:
             host, address = self.place(name)
             nodes.append(NODE.format(name=name, host=host, address=address, port=port))
         (self.folder / "slurm.conf").write_text(self.more + CONFIGURATION.format(
-            host=self.host, address=self.address, listen=self.listen, folder=self.folder, controller_port=controller_port, nodes="\n".join(nodes),
-            user=Path("/proc/self").owner(), first_job=random.randint(100000, 900000)))
+            host=self.host, address=self.address, listen=self.listen, folder=self.folder,
+            controller_port=controller_port, nodes="\n".join(nodes), user=Path("/proc/self").owner(),
+            first_job=random.randint(100000, 900000)))
         (self.folder / "gres.conf").write_text(GPUS)
         # The temporary directory is this user's alone, which munged takes for a mistake: --force.
         self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={key}",

@@ -19,7 +19,7 @@ LONG = "train.steps=100000"
 class SlurmTest(FaultTest):
     """Jobs are submitted from the test's directory, which has the job scripts and the build of the repository."""
 
-    cluster_type, cluster_options = cluster.Cluster, {}
+    cluster_type, cluster_options = cluster.Cluster, {}  # with these arguments
 
     def setUp(self):
         super().setUp()
