@@ -113,6 +113,19 @@ class Namespaces(slurm_test.SlurmTest):
         self.assertNotIn("goes back to the queue", self.output())
         self.assert_equal_runs(self.emulate(), unlike=["deck"])
 
+    def test_node_lost_before_the_start(self):
+        """The ranks of the other node are started, and killed. Slurm can start no second step of that number there."""
+        self.copy_scripts(f"touch {self.folder}/waiting; while [[ ! -e {self.folder}/go ]]; do sleep 0.1; done\n")
+        job = self.submit_training(*self.DECK, options=self.OPTIONS)
+        self.until((self.folder / "waiting").exists, "job")
+        self.slurm.kill_node(self.slurm.nodes[1])
+        (self.folder / "go").touch()
+        self.until(lambda: f"job {job} goes back to the queue, 1 of at most 3" in self.output(), "failed start")
+        self.slurm.start_node(self.slurm.nodes[1])
+        self.until_over(job, "COMPLETED")
+        self.assertEqual(self.restarts(job), [1], self.output())
+        self.assertTrue(self.summary()["finished"])
+
     def test_training_goes_on_without_the_lost_node(self):
         """Its job waits for the node in vain; another job takes over on the node that is left."""
         job = self.lose(self.slurm.nodes[1])
