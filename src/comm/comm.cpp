@@ -8,7 +8,6 @@
 #include <exception>
 #include <limits>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -119,12 +118,8 @@ void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
   const NodeLayout nodes = this->nodes();
-  {
-    const Watchdog::Guard guard = watch("allocation of shared memory");
-    heartbeats_ = std::make_unique<NodeMemory>(comm_, sizeof(HeartbeatSlot));
-  }
+  heartbeats_ = std::make_unique<NodeMemory>(*this, ranks_of_node_ * sizeof(HeartbeatSlot));
   auto* const slots = reinterpret_cast<HeartbeatSlot*>(heartbeats_->data());
-  new (slots + rank_on_node_) HeartbeatSlot;
   together([&] {
     if (root()) HeartbeatFiles(directory).clear(size());
   });

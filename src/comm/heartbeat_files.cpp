@@ -56,28 +56,29 @@ void HeartbeatFiles::require_free(int ranks) const {
   if (!exists(directory_, ExitCode::output)) return;
   const OwnDirectory own(directory_, ExitCode::output);
   for (const std::string& name : own.list()) {
-    if (!is_of_node(name, ranks) || is_heartbeats(own.read(name, max_file_bytes))) continue;
-    refuse(directory_, name);
+    if (!is_of_node(name, ranks)) continue;
+    if (!is_heartbeats(own.read(name, max_file_bytes))) refuse(directory_, name);
+    require_movable(directory_ + "/" + name, ExitCode::output);
   }
 }
 
 void HeartbeatFiles::clear(int ranks) const {
   require_free(ranks);
   const OwnDirectory own = OwnDirectory::make(directory_, ExitCode::output);
-  std::vector<std::string> foreign;
+  std::vector<std::string> left;
   for (const std::string& name : own.list()) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    bool is_own = false;
-    quietly([&] { is_own = is_heartbeats(own.read(name, max_file_bytes)); });
-    if (is_own) {
+    bool removed = false;
+    quietly([&] {
+      if (!is_heartbeats(own.read(name, max_file_bytes))) return;
       own.remove(name);
-    } else {
-      foreign.push_back(name);
-    }
+      removed = true;
+    });
+    if (!removed) left.push_back(name);
   }
-  if (foreign.empty()) return;
-  warn(fmt::format("{}: no heartbeats of a run, and left alone: {}", directory_,
-                   excerpt(fmt::format("{}", fmt::join(foreign, ", ")))));
+  if (left.empty()) return;
+  warn(fmt::format("{}: no heartbeats of a run, or not to be removed, and left alone: {}", directory_,
+                   excerpt(fmt::format("{}", fmt::join(left, ", ")))));
 }
 
 void HeartbeatFiles::write(int node, std::span<const Heartbeat> ranks) const {

@@ -1,7 +1,10 @@
 #include "src/comm/node_memory.hpp"
 
 #include <cstdint>
+#include <cstring>
 #include <exception>
+
+#include "src/comm/comm.hpp"
 
 namespace nanorun {
 
@@ -17,24 +20,25 @@ std::byte* aligned(void* memory) {
 
 }  // namespace
 
-NodeMemory::NodeMemory(MPI_Comm comm, std::size_t bytes_per_rank) {
+NodeMemory::NodeMemory(Comm& comm, std::size_t bytes) {
+  const Watchdog::Guard guard = comm.watch("allocation of memory that ranks share");
+  const std::size_t taken = bytes + cache_line;
   MPI_Comm node = MPI_COMM_NULL;
-  MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
-  int ranks = 1, place = 0;
-  MPI_Comm_size(node, &ranks);
-  MPI_Comm_rank(node, &place);
-  const std::size_t bytes = ranks * bytes_per_rank + cache_line;
-  if (ranks == 1) {
-    alone_ = std::make_unique<std::byte[]>(bytes);
+  MPI_Comm_split_type(comm.handle(), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+  const bool first = comm.rank_on_node() == 0;
+  if (comm.ranks_of_node() == 1) {
+    alone_ = std::make_unique<std::byte[]>(taken);
     data_ = aligned(alone_.get());
   } else {
     void* memory = nullptr;
     MPI_Aint size = 0;
     int unit = 1;
-    MPI_Win_allocate_shared(place == 0 ? static_cast<MPI_Aint>(bytes) : 0, 1, MPI_INFO_NULL, node, &memory, &window_);
+    MPI_Win_allocate_shared(first ? static_cast<MPI_Aint>(taken) : 0, 1, MPI_INFO_NULL, node, &memory, &window_);
     MPI_Win_shared_query(window_, 0, &size, &unit, &memory);
     MPI_Win_lock_all(MPI_MODE_NOCHECK, window_);
     data_ = aligned(memory);
+    if (first) std::memset(data_, 0, bytes);
+    MPI_Barrier(node);
   }
   MPI_Comm_free(&node);
 }

@@ -8,17 +8,18 @@
 
 namespace nanorun {
 
+class Comm;
+
 class NodeMemory {
  public:
-  /// Collective. Takes so many bytes for each rank of the communicator that shares memory with this one. Their contents
-  /// are undefined.
-  NodeMemory(MPI_Comm comm, std::size_t bytes_per_rank);
+  /// Collective. Takes so many bytes, all zeros, on each node.
+  NodeMemory(Comm& comm, std::size_t bytes);
   /// Collective, except while an exception unwinds.
   ~NodeMemory();
   NodeMemory(const NodeMemory&) = delete;
   NodeMemory& operator=(const NodeMemory&) = delete;
 
-  /// The bytes of all ranks of the node, those of the lowest rank first; aligned for cache lines.
+  /// Aligned for cache lines.
   std::byte* data() const { return data_; }
 
  private:

@@ -7,7 +7,7 @@
 namespace nanorun {
 
 /// Opens an HDF5 file for all ranks of `comm`, which must outlive it. Each call that the ranks make together on the
-/// file is watched as a collective; `what` names it in messages.
-h5::Sharing shared_files(Comm& comm, const char* what);
+/// file is watched as a collective; `what` names it in messages. `hints`: for MPI-IO.
+h5::Sharing shared_files(Comm& comm, const char* what, MpiHints hints = {});
 
 }  // namespace nanorun

@@ -207,6 +207,7 @@ struct CheckpointConfig {
   std::string restart = "auto";
   std::string weights;
   OnFailure on_failure = OnFailure::stop;
+  std::string mpi_hints;
 };
 
 struct StopConfig {

@@ -4,6 +4,7 @@
 
 #include <cctype>
 
+#include "src/base/mpi_hints.hpp"
 #include "src/base/text.hpp"
 
 namespace nanorun::key_rows {
@@ -62,6 +63,10 @@ Check auto_none_or_path() {
             for (char& c : small) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
             return is_path(s) && (s == small || (small != "auto" && small != "none"));
           }};
+}
+Check mpi_hints() {
+  return {.allowed = fmt::format("empty, or {}", mpi_hint_rules),
+          .text = [](const std::string& s) { return parse_mpi_hints(s).has_value(); }};
 }
 Check tensor_names() {
   return {.allowed = "not empty, of letters, digits, '.', '_' and *", .text = [](const std::string& s) {

@@ -32,6 +32,7 @@ Check path();
 Check path_or_empty();
 Check directory_name();
 Check auto_none_or_path();
+Check mpi_hints();
 Check tensor_names();
 Check letters_of_layers();
 

@@ -48,7 +48,8 @@ std::size_t ShardOpener::batch_size(const ShardList& list, std::uint64_t wanted,
   return static_cast<std::size_t>(std::min(size, static_cast<double>(max)));
 }
 
-/// Opens the next `size` shards and returns them on all ranks. A shard that could not be opened has a count of 0.
+/// Opens the next `size` shards and returns them on all ranks, with memory in which the ranks of a node say that they
+/// have checked what their node sees. A shard that could not be opened has a count of 0.
 std::vector<ShardInfo> ShardOpener::read_batch(const ShardList& list, std::size_t size) {
   failures_.clear();
   std::vector<ShardInfo> shards;
@@ -66,7 +67,12 @@ std::vector<ShardInfo> ShardOpener::read_batch(const ShardList& list, std::size_
     }
   }
   comm_.all_reduce(std::span(numbers), Reduce::sum);
-  for (std::size_t i = 0; i < size; ++i) set_numbers(shards[i], numbers_at(i));
+  const auto memory = std::make_shared<NodeMemory>(comm_, size * sizeof(FileCheck));
+  auto* const checks = reinterpret_cast<FileCheck*>(memory->data());
+  for (std::size_t i = 0; i < size; ++i) {
+    set_numbers(shards[i], numbers_at(i));
+    shards[i].check = std::shared_ptr<FileCheck>(memory, checks + i);
+  }
   return shards;
 }
 

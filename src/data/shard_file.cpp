@@ -102,6 +102,33 @@ class ShardReader::OpenShard {
  public:
   explicit OpenShard(const ShardInfo& expected)
       : path_(expected.path), state_(state_of(path_, ExitCode::data)), file_(open_shard(path_)) {
+    if (expected.check) {
+      expected.check->once(state_, [&] { require_same(expected); });
+    } else {
+      require_same(expected);
+    }
+  }
+
+  const std::string& path() const { return path_; }
+
+  /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
+  void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
+    try {
+      if (const auto* bin = std::get_if<BinFile>(&file_)) {
+        bin->read(first, tokens);
+      } else {
+        std::get<h5::File>(file_).read<Token>("tokens", {first}, {tokens.size()}, tokens);
+      }
+    } catch (const Error&) {
+      require_unchanged();
+      throw;
+    }
+    require_unchanged();  // HDF5 reads zeros where a file has lost its tail
+    check_tokens(tokens, first, vocabulary, path_);
+  }
+
+ private:
+  void require_same(const ShardInfo& expected) const {
     const ShardInfo found = read_info(file_);
     if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
       fail(
@@ -115,21 +142,6 @@ class ShardReader::OpenShard {
     }
   }
 
-  const std::string& path() const { return path_; }
-
-  /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
-  void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
-    require_unchanged();
-    if (const auto* bin = std::get_if<BinFile>(&file_)) {
-      bin->read(first, tokens);
-    } else {
-      std::get<h5::File>(file_).read<Token>("tokens", {first}, {tokens.size()}, tokens);
-    }
-    require_unchanged();  // HDF5 reads zeros where a file has lost its tail
-    check_tokens(tokens, first, vocabulary, path_);
-  }
-
- private:
   void require_unchanged() const {
     if (state_of(path_, ExitCode::data) != state_) fail("{}: changed while the run was reading it", path_);
   }

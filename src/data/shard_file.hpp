@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "src/base/token.hpp"
+#include "src/data/file_check.hpp"
 
 namespace nanorun {
 
@@ -34,6 +35,7 @@ struct ShardInfo {
   std::uint64_t checksum = 0;            ///< h5::checksum of /checksums; for a .bin file, of a sample of its tokens
   std::string tokenizer{};               ///< Tokenizer::name() of the tokenizer that encoded the text; empty: not known
   std::uint64_t tokenizer_checksum = 0;  ///< Tokenizer::checksum() of the same; 0: not known
+  std::shared_ptr<FileCheck> check{};    ///< that ranks of this node share; null: each reader checks the file
 };
 
 /// Sums over a list of shards. Two lists with the same tokens have the same sums, whatever their files are called.
@@ -67,7 +69,8 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
 /// Error(data) for a name or pattern that matches nothing.
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
-/// Reads tokens of shards, and keeps the shard open that it read last.
+/// Reads tokens of shards, and keeps the shard open that it read last. Of the readers that share ShardInfo::check one
+/// compares the file with `shard`.
 class ShardReader {
  public:
   ShardReader();

@@ -77,7 +77,10 @@ std::string model_fingerprint(const std::string& layout) { return fmt::format("{
 
 Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string directory, std::string deck,
                          std::string model)
-    : comm_(comm), config_(config), directory_(std::move(directory)) {
+    : comm_(comm),
+      config_(config),
+      hints_(parse_mpi_hints(config.mpi_hints).value_or(MpiHints{})),
+      directory_(std::move(directory)) {
   header_.deck = std::move(deck);
   header_.model = std::move(model);
 }
@@ -182,7 +185,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
   });
   CheckpointHeader header = header_;
   header.progress = progress;
-  write_checkpoint(comm_, partial, header, slabs);
+  write_checkpoint(comm_, partial, header, slabs, hints_);
   comm_.together([&] {
     if (!comm_.root()) return;
     // What has this name elsewhere is another run's.

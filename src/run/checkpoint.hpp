@@ -115,6 +115,7 @@ class Checkpoints {
 
   Comm& comm_;
   const CheckpointConfig& config_;
+  const MpiHints hints_;
   std::string directory_;
   CheckpointLink link_;         ///< on rank 0
   Descriptor opened_;           ///< on rank 0: the directory of the last save()

@@ -78,8 +78,8 @@ void lay_out(const std::string& path, const CheckpointHeader& header, const Slab
 }
 
 /// Collective.
-void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs) {
-  h5::File file = h5::File::open_append(path, shared_files(comm, "write of a checkpoint"), ExitCode::checkpoint);
+void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs, const MpiHints& hints) {
+  h5::File file = h5::File::open_append(path, shared_files(comm, "write of a checkpoint", hints), ExitCode::checkpoint);
   // A rank whose write fails goes on, since the others wait for it in the writes that follow.
   std::exception_ptr failure;
   const auto attempt = [&](auto&& call) {
@@ -231,7 +231,8 @@ std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slab
   return bytes;
 }
 
-void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs) {
+void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs,
+                      const MpiHints& hints) {
   header.tensors = slabs.size();
   header.version = checkpoint_version;
   const Sums sums = memory_checksums(comm, slabs);
@@ -239,7 +240,7 @@ void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader head
     comm.together([&] {
       if (comm.root()) lay_out(path, header, slabs, sums);
     });
-    comm.together([&] { write_rows(comm, path, header.version, slabs); });
+    comm.together([&] { write_rows(comm, path, header.version, slabs, hints); });
     comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
     read_tensors(comm, path, header, without_data(slabs));
   } catch (const Error&) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/mpi_hints.hpp"
 #include "src/base/slab.hpp"
 #include "src/comm/comm.hpp"
 #include "src/run/checkpoint_header.hpp"
@@ -16,9 +17,10 @@ namespace nanorun {
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
 
 /// Collective. Writes a file of the newest version to `path`, flushes it to disk, reads it back and compares it with
-/// the tensors in memory. If that fails, leaves no file and throws Error(checkpoint) on all ranks alike.
+/// the tensors in memory. If that fails, leaves no file and throws Error(checkpoint) on all ranks alike. `hints`: for
+/// MPI-IO.
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header,
-                      const std::vector<Slab<float>>& slabs);
+                      const std::vector<Slab<float>>& slabs, const MpiHints& hints = {});
 
 /// The header of a file, and how the file differs from a model and its tensors.
 struct CheckpointContents {

@@ -24,10 +24,13 @@ void Checkpoints::require_free_names(const DueCheckpoints& due) const {
     return step == due.last || (due.directory_stays && between);
   };
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
+    const std::string path = directory_ + "/" + name;
+    // Checkpoints that are newer than the one from which the run continues get other names.
+    if (due.directory_stays && step_of(name).value_or(0) > due.after) require_movable(path, ExitCode::checkpoint);
     const std::optional<long> step = step_of_unfinished(name);
     if (!step || !needs(*step)) continue;
-    require_own_place(directory_ + "/" + name, FileKind::regular, ExitCode::checkpoint);
-    require_movable(directory_ + "/" + name, ExitCode::checkpoint);
+    require_own_place(path, FileKind::regular, ExitCode::checkpoint);
+    require_movable(path, ExitCode::checkpoint);
   }
 }
 
@@ -45,7 +48,7 @@ void Checkpoints::probe(const DueCheckpoints& due, const Slabs& slabs) {
       "/weights/probe", static_cast<std::uint64_t>(comm_.size()), 1, static_cast<std::uint64_t>(comm_.rank()), 1, row};
   CheckpointHeader header = header_;
   header.progress.step = due.last;
-  write_checkpoint(comm_, path, header, {slab});
+  write_checkpoint(comm_, path, header, {slab}, hints_);
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);
   });
@@ -71,7 +74,7 @@ Trial Checkpoints::try_file(const Slabs& slabs, std::uint64_t divisor) {
     if (comm_.root()) make_directory(path);
   });
   const auto begin = std::chrono::steady_clock::now();
-  write_checkpoint(comm_, path, header_, parts);
+  write_checkpoint(comm_, path, header_, parts, hints_);
   trial.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   comm_.together([&] {
     if (comm_.root()) remove_file(path, ExitCode::checkpoint);

@@ -27,6 +27,22 @@ void leave_best_effort_to_us() {
   if (locking != nullptr && std::string_view(locking) == "BEST_EFFORT") ::unsetenv(locking_variable);
 }
 
+/// Hints as MPI takes them.
+struct InfoOf {
+  explicit InfoOf(const MpiHints& hints) {
+    if (hints.empty()) return;
+    MPI_Info_create(&info);
+    for (const auto& [name, value] : hints) MPI_Info_set(info, name.c_str(), value.c_str());
+  }
+  ~InfoOf() {
+    if (info != MPI_INFO_NULL) MPI_Info_free(&info);
+  }
+  InfoOf(const InfoOf&) = delete;
+  InfoOf& operator=(const InfoOf&) = delete;
+
+  MPI_Info info = MPI_INFO_NULL;
+};
+
 }  // namespace
 
 void start(char** argv) {
@@ -55,7 +71,11 @@ File::File(const std::string& path, Sharing sharing, ExitCode code, Mode mode)
   const Handle access = own(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "", "file access list");
   if (is_shared()) require_sharable(path_, code_);
   if (is_shared()) {
-    check(H5Pset_fapl_mpio(access.get(), sharing_.comm, MPI_INFO_NULL), "", "cannot be shared by the ranks");
+    const InfoOf hints(sharing_.hints);
+    check(H5Pset_fapl_mpio(access.get(), sharing_.comm, hints.info), "", "cannot be shared by the ranks");
+    // What describes the contents is read by one rank for all, and written once.
+    check(H5Pset_all_coll_metadata_ops(access.get(), true), "", "collective metadata");
+    check(H5Pset_coll_metadata_write(access.get(), true), "", "collective metadata");
   } else {
     check(H5Pset_file_locking(access.get(), true, true), "", "file locking");
   }

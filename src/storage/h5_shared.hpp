@@ -7,6 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "src/base/mpi_hints.hpp"
+
 namespace nanorun::h5 {
 
 /// The ranks that share a file, all of which make the same calls; with MPI_COMM_NULL this rank is alone with it. Made
@@ -15,10 +17,12 @@ struct Sharing {
   /// Begins to watch a call that the ranks make together, and goes on until the result ends.
   using Watch = std::function<std::shared_ptr<void>()>;
 
-  Sharing(MPI_Comm comm = MPI_COMM_NULL, Watch watch = {}) : comm(comm), watch(std::move(watch)) {}
+  Sharing(MPI_Comm comm = MPI_COMM_NULL, Watch watch = {}, MpiHints hints = {})
+      : comm(comm), watch(std::move(watch)), hints(std::move(hints)) {}
 
   MPI_Comm comm;
-  Watch watch;  ///< empty: nobody ends a call in which a rank has failed alone, and the others wait for ever
+  Watch watch;     ///< empty: nobody ends a call in which a rank has failed alone, and the others wait for ever
+  MpiHints hints;  ///< for MPI-IO; MPI ignores those that it does not know
 };
 
 /// Collective. Runs `look` on every rank before collective calls of HDF5, which would wait for ever for a rank that has

@@ -336,7 +336,8 @@ CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
     "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
-    "scontrol": words_from(), "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
+    "scontrol": words_from(), "lfs": words_from("-c", "-S"),
+    "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
 }
 
 

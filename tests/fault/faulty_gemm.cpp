@@ -4,7 +4,7 @@
 // Where FAULT_HANDLED_SIGNAL is set, this library handles the signal of that number, as a library may that starts
 // later. Where FAULT_BYTES_PER_SECOND is set, checkpoints are written no faster. With FAULT=share the rank can share no
 // more memory with others, as Open MPI does when ranks open a file together. Where FAULT_THREADS is set, MPI provides
-// MPI_THREAD_SINGLE alone.
+// MPI_THREAD_SINGLE alone. Where FAULT_HINTS is set, hints for MPI are printed.
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -14,6 +14,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <stdexcept>
@@ -104,6 +105,12 @@ extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provi
   const int result = next(argc, argv, required, provided);
   if (!variable("FAULT_THREADS").empty()) *provided = 0;
   return result;
+}
+
+extern "C" int MPI_Info_set(void* info, const char* key, const char* value) {
+  static const auto next = reinterpret_cast<decltype(&MPI_Info_set)>(dlsym(RTLD_NEXT, "MPI_Info_set"));
+  if (!variable("FAULT_HINTS").empty()) std::fprintf(stderr, "hint %s=%s\n", key, value);
+  return next(info, key, value);
 }
 
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,

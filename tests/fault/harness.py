@@ -88,19 +88,21 @@ class Job:
         return Deadline(TIMEOUT, lambda: len(self.output) + len(self.errors))
 
     def rank_pids(self):
-        """Processes of the ranks, which are children of mpirun where there is one."""
+        """Processes of the ranks by their ranks, which are children of mpirun where there is one. It starts many ranks
+        by several threads, in any order."""
         if self.ranks is None:
             return [self.process.pid]
-        pids = []
+        pids = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+                environment = (stat.parent / "environ").read_bytes() if parent == self.process.pid else b""
             except (OSError, IndexError):
                 continue  # the process has just ended
-            if parent == self.process.pid:
-                pids.append(int(stat.parent.name))
-        assert len(pids) == self.ranks, pids
-        return sorted(pids)
+            if rank := re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", environment):
+                pids[int(rank[1])] = int(stat.parent.name)
+        assert sorted(pids) == list(range(self.ranks)), pids
+        return [pids[rank] for rank in range(self.ranks)]
 
     def kill(self):
         """Ends mpirun and all ranks at once, as a power failure would."""

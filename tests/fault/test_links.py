@@ -80,7 +80,8 @@ class Links(FaultTest):
         self.assert_refused(self.train(2, code=7), "outputs/run/heartbeats/1: is no heartbeat of a run: move it away")
         self.assertEqual((heartbeats / "1").read_text(), "precious")
         (heartbeats / "1").rename(heartbeats / "7")  # which no rank needs
-        self.assert_refused(self.train(2), "outputs/run/heartbeats: no heartbeats of a run, and left alone: 7")
+        self.assert_refused(self.train(2), "outputs/run/heartbeats: no heartbeats of a run, or not to be removed, and "
+                                           "left alone: 7")
         self.assertEqual((heartbeats / "7").read_text(), "precious")
         (heartbeats / "7").write_text(f"{3:>20} {5:>20} 1 {2:>20}\n")  # a job that crashed left it
         (heartbeats / "8").touch()
@@ -268,7 +269,8 @@ class Links(FaultTest):
         said = self.train(1, *EVERY).messages()
         self.assertEqual([line.split("nanorun's; ")[-1] for line in said if "no checkpoint" in line],
                          ["a device, FIFO or socket is kept", "a directory is kept", "a symbolic link is kept"])
-        self.assertIn("nanorun: warning: outputs/run/heartbeats: no heartbeats of a run, and left alone: 3", said)
+        self.assertIn("nanorun: warning: outputs/run/heartbeats: no heartbeats of a run, or not to be removed, and "
+                      "left alone: 3", said)
         self.assertEqual(len(said), 4, said)
         self.assertEqual([path.lstat().st_ino for path in paths], [stat.st_ino for stat in before])
         self.assertEqual((self.folder / "precious").read_text(), "precious")

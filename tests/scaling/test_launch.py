@@ -111,6 +111,33 @@ class Launch(ScalingTest):
         self.assertEqual(self.launch(repeats=2, ranks=(1, 2, 4)),
                          ["[1/2] ranks4_repeat1: done", "[2/2] ranks4_repeat2: done"])
 
+    def test_runs_side_by_side_fill_the_machine(self):
+        """Each has processors of its own; runs that take turns would wait for each other for ever."""
+        everything = sorted(os.sched_getaffinity(0))
+        if len(everything) < 2:
+            self.skipTest("needs two processors")
+        (self.folder / "commands/nanorun").write_text(PROGRAM.replace("mkdir", """
+if (( FAKE_RANKS == 1 )); then
+  touch "here_$name"
+  until [[ -e here_ranks1_repeat1 && -e here_ranks1_repeat2 ]]; do sleep 0.01; done
+fi
+grep Cpus_allowed_list /proc/self/status
+mkdir""", 1))
+        said = self.launch(more="[launch]\ncores = 2\nfill = true")
+        self.assertEqual(said, ["[1/3] ranks1_repeat1: done", "[2/3] ranks1_repeat2: done", "[3/3] ranks2_repeat1: done"])
+        logs = [(self.folder / "outputs/test" / f"{name}.log").read_text()
+                for name in ("ranks1_repeat1", "ranks1_repeat2", "ranks2_repeat1")]
+        for i in range(2):
+            self.assertIn(f"Cpus_allowed_list:\t{everything[i]}\n", logs[i])
+        self.assertRegex(logs[2], f"Cpus_allowed_list:\t{everything[0]}[-,]{everything[1]}\n")
+        self.assertEqual(self.launch(more="[launch]\ncores = 2\nfill = true"), [])
+
+    def test_machines_that_cannot_be_filled(self):
+        with self.assertRaisesRegex(StudyError, r"launch.fill: this process may use \d+ processors, launch.cores says 100000"):
+            self.launch(more="[launch]\ncores = 100000\nfill = true")
+        with self.assertRaisesRegex(StudyError, "launch.fill: runs under mpirun alone"):
+            self.launch("slurm", name="other", more="[launch]\ncores = 2\nfill = true")
+
     def test_a_failed_run_is_named_and_the_others_go_on(self):
         (self.folder / "fail_2").touch()
         said = self.launch(ranks=(1, 2, 4))

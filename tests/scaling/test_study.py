@@ -34,6 +34,17 @@ class Study(ScalingTest):
         for run in runs:
             self.assertIn(f"train.sequences={2 * run.ranks}", run.arguments)
 
+    def test_runs_side_by_side(self):
+        """So many that they fill the cores, on any number of ranks."""
+        study = self.read(ranks=(1, 3, 4), sequences=12, repeats=2, more="[launch]\ncores = 4\nfill = true")
+        self.assertEqual([[(r.ranks, r.repeat) for r in runs] for runs in study.rounds()],
+                         [[(1, 1), (1, 2), (1, 3), (1, 4)], [(3, 1)], [(4, 1)],
+                          [(1, 5), (1, 6), (1, 7), (1, 8)], [(3, 2)], [(4, 2)]])
+        self.assertEqual([r.name for r in study.runs()], [r.name for runs in study.rounds() for r in runs])
+        self.assert_refused(study_text(ranks=(1, 8), sequences=8, more="[launch]\ncores = 4\nfill = true"),
+                            "launch.fill: 8 ranks do not fit on 4 cores")
+        self.assert_refused(study_text(more="[launch]\nfill = true"), "launch.fill: launch.cores must say")
+
     def test_more_ranks_than_sequences_have_shorter_ones(self):
         runs = self.read(ranks=(1, 2, 4, 8, 16), sequences=4, more="length = 1024").runs()
         self.assertEqual([r.sequences for r in runs], 5 * [4])
@@ -110,6 +121,8 @@ class Study(ScalingTest):
         claim_folder(self.read(ranks=(1, 2, 4), repeats=3, warmup=2))  # more of the same
         with self.assertRaisesRegex(StudyError, "outputs/test holds .*steps changed"):
             claim_folder(self.read(steps=7))
+        with self.assertRaisesRegex(StudyError, "outputs/test holds .*fill changed"):
+            claim_folder(self.read(more="[launch]\ncores = 4\nfill = true"))
         (self.folder / "deck.toml").write_text("[model]\nwidth = 64\n")
         with self.assertRaisesRegex(StudyError, "deck changed"):
             claim_folder(self.read())

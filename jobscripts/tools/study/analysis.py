@@ -58,7 +58,8 @@ def sharing(study, ranks):
 
 def model_point(study, m, planned):
     """The measurement `m` as a point to which the model is fitted."""
-    return model.Point(planned, m.run.sequences / m.ranks, m.step, m.path, sharing(study, m.ranks), m.overlap)
+    return model.Point(planned, m.run.sequences / m.ranks, m.step, m.path, m.mean_computing, sharing(study, m.ranks),
+                       m.overlap, m.between)
 
 
 def counted(number, what):
@@ -98,9 +99,9 @@ def analyse(study, measurements, missing):
     """The Analysis of a study. `measurements` (at least one) and `missing` are what gather.gather() returns."""
     medians = gather.representatives(measurements)
     plans, predicted = plan.read_plans(study.folder)
-    points = [model_point(study, m, plans[m.ranks]) for m in medians]
-    fitted = model.fit([p for p in points if study.fits(p.ranks)] or points)
-    errors = model.errors_of(points, study.prediction.fitted_ranks)
+    points, repeats = ([model_point(study, m, plans[m.ranks]) for m in some] for some in (medians, measurements))
+    fitted = model.fit([p for p in repeats if study.fits(p.ranks)] or repeats)
+    errors = model.errors_of(points, repeats, study.prediction.fitted_ranks)
     possible = [p for p in predicted if not p.refusal]
     reason = other_nodes(medians, plans) or why_not(study, fitted, points, errors, possible)
     forecast, prediction = None, study.prediction

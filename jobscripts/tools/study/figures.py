@@ -25,8 +25,9 @@ STYLE = {
     "legend.frameon": False, "legend.fontsize": 8.5, "svg.fonttype": "path", "svg.hashsalt": "nanorun",
 }
 CHARACTER = 0.022  # width of a character, as a share of the axes
-# Blues compute, oranges communicate, as in the phases.
-PART_COLOURS = dict(zip(PARTS, [*colormaps["Blues"]([0.85, 0.65, 0.47, 0.3]), *colormaps["Oranges"]([0.75, 0.5, 0.3])]))
+# Blues compute, oranges communicate, as in the phases; between them ranks wait.
+PART_COLOURS = dict(zip(PARTS, [*colormaps["Blues"]([0.85, 0.65, 0.47, 0.3]), FAINT,
+                                *colormaps["Oranges"]([0.75, 0.5, 0.3])]))
 
 
 def apart(items, place, room):

@@ -71,6 +71,11 @@ class Measurement:
         return sum(self.phases.values()) - self.transfer - self.waiting
 
     @property
+    def mean_computing(self):
+        """`computing` without Muon and Adam: what `path` has of the slowest rank, mean over the ranks."""
+        return sum(seconds for name, seconds in self.phases.items() if name not in SUMS["computing"])
+
+    @property
     def spread(self):
         """(most - least) / mean over the ranks of the time outside of collectives."""
         return (self.work.max() - self.work.min()) / self.work_mean

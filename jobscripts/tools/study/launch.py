@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import subprocess
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tool
@@ -29,59 +31,94 @@ def finished(run, steps):
     return bool(summary.get("finished")) and summary.get("ranks") == run.ranks and summary.get("steps") == steps
 
 
-def run_to_end(command, log, saves=False):
-    """Exit code of the command. A signal that ends this process ends the command first, and mpirun its ranks. With
-    `saves` the first one asks mpirun or srun for a checkpoint, for which SIGUSR2 goes to the ranks; the second one ends.
+@dataclass(frozen=True)
+class Job:
+    """A command, the open file for what it prints, and the processors that it may use (None: all)."""
 
-    The command has a process group of its own, since mpirun leaves ranks behind where a signal reaches it twice.
-    """
-    job, received = None, []
+    command: list
+    log: object
+    processors: tuple | None = None
+
+    def start(self):
+        """The process, in a group of its own, since mpirun leaves ranks behind where a signal reaches it twice."""
+        restrict = partial(os.sched_setaffinity, 0, self.processors) if self.processors else None
+        return subprocess.Popen(self.command, env=environment(), stdin=subprocess.DEVNULL, stdout=self.log,
+                                stderr=subprocess.STDOUT, process_group=0, preexec_fn=restrict)
+
+
+def run_to_end(command, log, saves=False):
+    """Exit code of the command, as run_together() has it."""
+    return run_together([Job(command, log)], saves)[0]
+
+
+def run_together(jobs, saves=False):
+    """Exit codes of jobs that run side by side. A signal that ends this process ends them first, and mpirun its ranks.
+    With `saves` the first one asks mpirun or srun for a checkpoint, for which SIGUSR2 goes to the ranks; the second one
+    ends."""
+    running, received = [], []
 
     def end(number=signal.SIGTERM):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, number)
+        for process in running:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
 
     def receive(number, _):
         received.append(number)
-        if job and number == signal.SIGALRM:
+        if running and number == signal.SIGALRM:
             end(signal.SIGKILL)
-        elif job and saves and len(received) == 1:
+        elif running and saves and len(received) == 1:
             tool.warn("stopping with a checkpoint; another signal ends the run without one")
-            job.send_signal(signal.SIGUSR2)
+            for process in running:
+                process.send_signal(signal.SIGUSR2)
         elif len(received) <= 1 + saves:
             signal.alarm(GRACE_SECONDS)
-            if job:
-                end()
+            end()
 
     kept = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]  # not under nohup
     before = {number: signal.signal(number, receive) for number in (*kept, signal.SIGALRM)}
     try:
-        job = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=log,
-                               stderr=subprocess.STDOUT, process_group=0)
+        for job in jobs:
+            if not received:
+                running.append(job.start())
         if received:
             end()
-        code = job.wait()
+        codes = [process.wait() for process in running]
     finally:
         signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:
         raise KeyboardInterrupt
-    return code
+    return codes
+
+
+def open_log(path):
+    with tool.using(path):
+        return open(path, "w")
 
 
 class Mpirun:
-    """Runs on this machine or in this allocation, one after the other."""
+    """Runs on this machine or in this allocation, one round after the other."""
 
     def __init__(self, study):
         self.command = [find_launcher("mpirun"), *study.launch.mpirun]
+        self.processors = sorted(os.sched_getaffinity(0)) if study.launch.fill else None
+        if self.processors and len(self.processors) < study.launch.cores:
+            raise StudyError(f"launch.fill: this process may use {len(self.processors)} processors, launch.cores says "
+                             f"{study.launch.cores}")
 
-    def start(self, run, program):
-        """Runs to the end; returns a word or two on the outcome."""
-        command = [*self.command, "-n", str(run.ranks), program, *run.arguments]
-        with tool.using(run.log), open(run.log, "w") as log:
-            code = run_to_end(command, log)
-        return "done" if code == 0 else f"failed with exit code {code}, see {run.log}"
+    def start(self, runs, program):
+        """Starts runs of as many ranks side by side, each on processors of its own if these are to be filled, and waits
+        for their ends; a word or two on the outcome of each."""
+        with contextlib.ExitStack() as logs:
+            jobs = []
+            for i, run in enumerate(runs):
+                command = [*self.command, "-n", str(run.ranks), program, *run.arguments]
+                own = self.processors and tuple(self.processors[i * run.ranks:(i + 1) * run.ranks])
+                jobs.append(Job(command, logs.enter_context(open_log(run.log)), own))
+            codes = run_together(jobs)
+        return ["done" if code == 0 else f"failed with exit code {code}, see {run.log}" for run, code in zip(runs, codes)]
 
 
 def variables(settings):
@@ -102,10 +139,16 @@ class Slurm:
     def __init__(self, study):
         self.settings = study.launch
         check_gpus(study.launch)
+        if study.launch.fill:
+            raise StudyError("launch.fill: runs under mpirun alone can fill a machine")
         self.command = [find_launcher("sbatch"), "--parsable", *study.launch.sbatch]
         self.squeue = find_launcher("squeue")
 
-    def start(self, run, program):
+    def start(self, runs, program):
+        """Submits the runs; a word or two on the outcome of each."""
+        return [self.submit(run, program) for run in runs]
+
+    def submit(self, run, program):
         record = run.folder.with_suffix(".job")
         job = tool.read_text(record).strip() if os.path.lexists(record) else ""
         if job.isdecimal() and self.queued(job):
@@ -143,11 +186,15 @@ LAUNCHERS = {"mpirun": Mpirun, "slurm": Slurm}
 def launch(study, launcher, program, say):
     """Starts the runs that have not finished. `say` is told how each ends; after a failure the others are still
     started."""
-    waiting = [run for run in study.runs() if not finished(run, study.steps)]
+    rounds = [[run for run in runs if not finished(run, study.steps)] for runs in study.rounds()]
+    waiting = sum(map(len, rounds))
     if not waiting:
         return
     program = find_program(program)
     starter = LAUNCHERS[launcher](study)
     write_plans(study, program)
-    for i, run in enumerate(waiting, 1):
-        say(f"[{i}/{len(waiting)}] {run.name}: {starter.start(run, program)}")
+    ended = 0
+    for runs in filter(None, rounds):
+        for run, outcome in zip(runs, starter.start(runs, program)):
+            ended += 1
+            say(f"[{ended}/{waiting}] {run.name}: {outcome}")

@@ -1,22 +1,26 @@
 """A model of the step time, fitted to measured critical paths, and what it predicts for larger machines.
 
-    step = [ c s + c0 + m M + a E ] + (1 - overlap) [ inside + between ] + l ceil(log2 P)
+    step = [ c s + m M + a E ] [ 1 + v z(P) ] + c0 + (1 - overlap) [ inside + between ] + l ceil(log2 P)
 
-s sequences of a rank; M floating-point operations of Muon and E elements of Adam on the busiest rank; `inside` and
-`between` what gradients and weights take inside nodes and between them, each latency * messages + bytes / bandwidth; the
-last term is an all-reduce among P ranks. M, E, messages and bytes are those that the program plans (study/plan.py). All
-coefficients are non-negative and fitted by least squares of relative errors, each part to its own measured time. Where
-ranks share cores, every part takes ranks / cores times as long.
+s sequences of a rank; M floating-point operations of Muon and E elements of Adam on the busiest rank; v the relative
+standard deviation of the time that ranks take for the same work, z(P) the expected largest of P standard normal numbers:
+all ranks wait for the slowest. `inside` and `between` are what gradients and weights take inside nodes and between them,
+each latency * messages + bytes / bandwidth; the last term is an all-reduce among P ranks. M, E, messages and bytes are
+those that the program plans (study/plan.py). All coefficients are non-negative and fitted by least squares of relative
+errors, each part to its own measured time. Where ranks share cores, every part takes ranks / cores times as long.
 """
 
 import itertools
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
 NO_OVERLAP = 0.01  # shares below this are the rounding of the clocks
 
-PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "inside nodes", "between nodes", "all-reduce")
+PARTS = ("forward, backward", "fixed work", "Muon", "Adam", "slower ranks", "inside nodes", "between nodes",
+         "all-reduce")
+WORK = PARTS[:4]
 TRANSFERS = ("inside nodes", "between nodes")
 
 
@@ -66,6 +70,7 @@ class Model:
     constant: float  # seconds of a step
     muon: float  # seconds of a floating-point operation
     adam: float  # seconds of an element
+    spread: float  # relative standard deviation of the time of ranks with the same work
     inside: Link
     between: Link  # None: no point has several nodes
     all_reduce: float  # seconds of a round
@@ -75,7 +80,9 @@ class Model:
         """Seconds of each part of a step of this plan (study.plan.Plan) in which a rank has `sequences`, `sharing`
         ranks to a core. While nothing is known of what connects nodes, it counts as what connects ranks in them."""
         exposed = 1 - self.overlap
-        seconds = (self.per_sequence * sequences, self.constant, self.muon * plan.muon, self.adam * plan.adam,
+        own = self.per_sequence * sequences, self.muon * plan.muon, self.adam * plan.adam
+        forward, muon, adam = own
+        seconds = (forward, self.constant, muon, adam, self.spread * slowest(plan.ranks) * sum(own),
                    exposed * self.inside.time(plan.inside), exposed * (self.between or self.inside).time(plan.between),
                    self.all_reduce * rounds(plan.ranks))
         return {name: sharing * value for name, value in zip(PARTS, seconds)}
@@ -99,17 +106,24 @@ def rounds(ranks):
     return (ranks - 1).bit_length()
 
 
+def slowest(ranks):
+    """The expected largest of so many standard normal numbers, 0 for one. G. Blom, Statistical Estimates and
+    Transformed Beta-Variables, 1958; within 5 % of the integral."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
 @dataclass(frozen=True)
 class Point:
-    """A measured rank count: its plan, its critical path (gather.Measurement.path) and the step time, seconds."""
+    """A measured run: its plan, its critical path (gather.Measurement.path) and the step time, seconds."""
 
     plan: object
     sequences: float  # sequences of a rank in a step
     step: float
     path: dict
+    mean_computing: float  # over the ranks, where path["computing"] is that of the slowest one
     sharing: float = 1.0
     overlap: float = 0.0
-    between: float = float("nan")  # share of the transfers between nodes; nan where the trace does not tell
+    between: float = float("nan")  # share of the transfers between nodes; nan or 0 where the trace does not tell
 
     @property
     def ranks(self):
@@ -119,6 +133,21 @@ class Point:
     def exposed(self):
         """Seconds of the transfers for which computing waits."""
         return self.path["reduce_gradients"] + self.path["gather_weights"]
+
+
+def mean_of_repeats(points):
+    """A point for each rank count, of mean times: each rank count weighs as much, however many repeats it has."""
+    groups = {}
+    for p in points:
+        groups.setdefault(p.ranks, []).append(p)
+
+    def mean(values):
+        return float(np.mean(list(values)))
+
+    return [replace(group[0], step=mean(p.step for p in group), overlap=mean(p.overlap for p in group),
+                    mean_computing=mean(p.mean_computing for p in group), between=mean(p.between for p in group),
+                    path={name: mean(p.path[name] for p in group) for name in group[0].path})
+            for group in groups.values()]
 
 
 def fit_overlap(points):
@@ -146,50 +175,54 @@ def fit_links(points, overlap):
     times = [p.exposed / p.sharing / (1 - overlap) for p in joined]
     rows = [[size for level in (p.plan.inside, p.plan.between) for size in (level.bytes, level.messages)]
             for p in joined]
-    several = any(p.plan.nodes > 1 for p in joined)
+    several = [p for p in joined if p.plan.nodes > 1]
     if not several:
         x = fit_or_zeros([row[:2] for row in rows], times) + [0.0, 0.0]
-    elif all(p.between == p.between for p in joined):
-        x = (fit_or_zeros([row[:2] for row in rows], [t * (1 - p.between) for t, p in zip(times, joined)])
-             + fit_or_zeros([row[2:] for row in rows], [t * p.between for t, p in zip(times, joined)]))
+    elif all(p.between > 0 for p in several):
+        shares = [p.between if p.plan.nodes > 1 else 0.0 for p in joined]
+        x = (fit_or_zeros([row[:2] for row in rows], [t * (1 - share) for t, share in zip(times, shares)])
+             + fit_or_zeros([row[2:] for row in rows], [t * share for t, share in zip(times, shares)]))
     else:
         x = fit_or_zeros(rows, times)
     return Link(x[1], x[0]), Link(x[3], x[2]) if several else None
 
 
+def fit_computing(points):
+    """`per_sequence`, `constant` and `spread` of a Model: the mean rank takes c s + c0, the slowest one c v z(P) s
+    more."""
+    rows = [[p.sequences, 1, 0] for p in points] + [[p.sequences, 1, slowest(p.ranks) * p.sequences] for p in points]
+    times = [p.mean_computing / p.sharing for p in points] + [p.path["computing"] / p.sharing for p in points]
+    per_sequence, constant, excess = map(float, relative_fit(rows, times))
+    return per_sequence, constant, excess / per_sequence if per_sequence else 0.0
+
+
 def fit(points):
-    """The model that fits the points best, part by part."""
-    def coefficients(name, row):
-        return map(float, relative_fit([row(p) for p in points], [p.path[name] / p.sharing for p in points]))
+    """The model that fits the points best, part by part. A rank count may have several points: its repeats."""
+    points = mean_of_repeats(points)
+
+    def coefficient(name, amount):
+        return float(relative_fit([[amount(p)] for p in points], [p.path[name] / p.sharing for p in points])[0])
 
     overlap = fit_overlap(points)
-    per_sequence, constant = coefficients("computing", lambda p: [p.sequences, 1])
-    muon, = coefficients("muon", lambda p: [p.plan.muon])
-    adam, = coefficients("adam", lambda p: [p.plan.adam])
-    all_reduce, = coefficients("sync", lambda p: [rounds(p.ranks)])
-    return Model(per_sequence, constant, muon, adam, *fit_links(points, overlap), all_reduce, overlap)
+    per_sequence, constant, spread = fit_computing(points)
+    muon = coefficient("muon", lambda p: p.plan.muon * (1 + spread * slowest(p.ranks)))
+    adam = coefficient("adam", lambda p: p.plan.adam * (1 + spread * slowest(p.ranks)))
+    all_reduce = coefficient("sync", lambda p: rounds(p.ranks))
+    return Model(per_sequence, constant, muon, adam, spread, *fit_links(points, overlap), all_reduce, overlap)
 
 
-def leave_one_out(points):
-    """For each point the relative error of the step time that the other points predict; empty below two points."""
-    if len(points) < 2:
+def errors_of(points, repeats, fitted_ranks=0):
+    """For each point, by ascending rank count, the relative error of the step time that other rank counts predict: up to
+    `fitted_ranks` (0: all) the others of these, beyond it all of these. The model is fitted to all `repeats`. Empty
+    where fewer than two rank counts are fitted."""
+    fitted = [p for p in repeats if not fitted_ranks or p.ranks <= fitted_ranks]
+    if len({p.ranks for p in fitted}) < 2:
         return []
     errors = []
-    for i, p in enumerate(points):
-        model = fit(points[:i] + points[i + 1:])
+    for p in points:
+        model = fit([other for other in fitted if other.ranks != p.ranks])
         errors.append(model.step(p.plan, p.sequences, p.sharing) / p.step - 1)
     return errors
-
-
-def errors_of(points, fitted_ranks=0):
-    """For each point, by ascending rank count, the relative error of the step time that others predict: up to
-    `fitted_ranks` (0: all) the others of these, beyond it all of these. Empty where fewer than two are fitted."""
-    fitted = [p for p in points if not fitted_ranks or p.ranks <= fitted_ranks]
-    if len(fitted) < 2:
-        return []
-    model = fit(fitted)
-    return leave_one_out(fitted) + [model.step(p.plan, p.sequences, p.sharing) / p.step - 1
-                                    for p in points[len(fitted):]]
 
 
 class Forecast:
@@ -234,6 +267,6 @@ class Forecast:
         None."""
         for n, parts in zip(self.ranks, self.parts):
             traffic = sum(parts[name] for name in TRANSFERS)
-            if traffic > parts["forward, backward"] + parts["fixed work"] + parts["Muon"] + parts["Adam"]:
+            if traffic > sum(parts[name] for name in WORK):
                 return n
         return None

@@ -148,7 +148,8 @@ def coefficients(analysis):
     rows = [["part", "fitted to the measured time"],
             ["computing", f"{seconds(fitted.per_sequence)} per sequence + {seconds(fitted.constant)} per step"],
             ["Muon", with_prefix(1 / fitted.muon, "FLOP/s") if fitted.muon else "no time"],
-            ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"]]
+            ["Adam", with_prefix(1 / fitted.adam, "elements/s") if fitted.adam else "no time"],
+            ["slower ranks", f"standard deviation {fitted.spread:.1%}" if fitted.spread else "none seen"]]
     rows += [["inside nodes", link_text(fitted.inside)],
              ["between nodes", link_text(fitted.between) if fitted.between else "no run on several nodes"],
              ["all-reduce", f"{seconds(fitted.all_reduce)} a round" if fitted.all_reduce else "not resolved"]]
@@ -271,7 +272,8 @@ def setup(analysis):
     rows = [["setting", "value"], ["deck", study.deck], ["overrides", " ".join(study.overrides) or "none"],
             ["steps", f"{study.steps}, of which the first {study.warmup} do not count"],
             ["repeats", study.repeats], ["machine", study.machine or "not named"],
-            ["rank counts that share cores", ", ".join(map(str, shared)) or "none"]]
+            ["rank counts that share cores", ", ".join(map(str, shared)) or "none"],
+            ["runs side by side", f"as many as fill {study.launch.cores} cores" if study.launch.fill else "none"]]
     return mixed_builds(analysis) + table(rows + provenance_rows(analysis), "text")
 
 

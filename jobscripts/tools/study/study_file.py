@@ -50,6 +50,7 @@ class Launch:
     """How runs are started. More ranks than `cores` share them: such runs are marked as oversubscribed."""
 
     cores: int = 0  # processors or devices of a rank's own; 0: as many as there are ranks
+    fill: bool = False  # mpirun: as many runs side by side as fill the cores, so that all rank counts keep all of them busy
     mpirun: tuple = ()  # options of mpirun
     sbatch: tuple = ()  # options of sbatch
     ranks_per_node: int = 0  # most ranks of a node; 0: one for each GPU of a node, or as many as Slurm finds room for
@@ -107,9 +108,16 @@ class Study:
         """Ranks that share a sequence, each with a shorter one in its place."""
         return max(1, ranks // self.sequences) if self.kind == "strong" and self.length else 1
 
+    def rounds(self):
+        """All runs, those together that start side by side. The rank counts take turns, so that a machine that becomes
+        slower affects all of them."""
+        return [[self.run(ranks, beside * repeat + i) for i in range(1, beside + 1)]
+                for repeat in range(self.repeats)
+                for ranks in self.ranks for beside in [self.launch.cores // ranks if self.launch.fill else 1]]
+
     def runs(self):
-        """All runs. The rank counts take turns, so that a machine that becomes slower affects all of them."""
-        return [self.run(ranks, repeat) for repeat in range(1, self.repeats + 1) for ranks in self.ranks]
+        """All runs."""
+        return [run for runs in self.rounds() for run in runs]
 
     def run(self, ranks, repeat):
         """The run with this rank count and repeat."""
@@ -125,6 +133,7 @@ class Study:
     def identity(self):
         """What two runs must share to be compared."""
         length = {"length": self.length} if self.length else {}
+        length |= {"fill": self.launch.cores} if self.launch.fill else {}
         return {"kind": self.kind, "deck": tool.read_text(self.deck), "sequences": self.sequences, "steps": self.steps,
                 "overrides": list(self.overrides)} | length
 
@@ -168,6 +177,8 @@ def check_ranks(study):
         raise StudyError(f"study.ranks must be a list of rank counts, ascending from 1 or more to at most {MAX_RANKS}")
     if study.length and (study.kind != "strong" or not 0 < study.length <= 2**31 - 1 or study.length % SHORTEST):
         raise StudyError(f"study.length must be a multiple of {SHORTEST}, for strong scaling")
+    if study.launch.fill and ranks[-1] > study.launch.cores:
+        raise StudyError(f"launch.fill: {ranks[-1]} ranks do not fit on {study.launch.cores} cores")
     refused = [n for n in ranks if study.step_sequences(n) * study.parts(n) % n]
     short = [n for n in ranks if study.length and study.length % (SHORTEST * study.parts(n))]
     if short and not refused:
@@ -199,6 +210,8 @@ def check_launch(launch):
             raise StudyError(f"launch.{key} must be a list of strings")
     for key in ("ranks_per_node", "gpus_per_node"):
         check_count(f"launch.{key}", getattr(launch, key))
+    if launch.fill and launch.cores < 1:
+        raise StudyError("launch.fill: launch.cores must say how many there are")
     if 0 < launch.gpus_per_node < launch.ranks_per_node:
         raise StudyError(f"launch.ranks_per_node: {launch.ranks_per_node} ranks cannot have a GPU each of the "
                          f"{launch.gpus_per_node} of launch.gpus_per_node")
@@ -260,7 +273,7 @@ def claim_folder(study):
         tool.write(record, json.dumps(study.identity(), indent=2) + "\n")
         return
     before, now = tool.read_json(record), study.identity()
-    changed = [key for key in now if before.get(key) != now[key]]
+    changed = [key for key in before | now if before.get(key) != now.get(key)]
     if changed:
         raise StudyError(f"{study.folder} holds runs of another study ({', '.join(changed)} changed); "
                          "choose another study.name or remove the directory")
