@@ -54,14 +54,15 @@ class Namespaces(slurm_test.SlurmTest):
         self.until_over(job, "COMPLETED")
         self.assertIn(f"restarted from the checkpoint of step {step}\n", self.log())
 
-    def assert_named(self, lost, said):
-        """Of the two ranks that are left, the first to end the job names those that are lost. It may end the other one,
-        too, before that one has said so."""
+    def assert_named(self, lost, node, said):
+        """Of the two ranks that are left, the first to end the job names those that are lost, in the log too. It may
+        end the other one before that one has said so."""
         messages = re.findall(r"^nanorun: rank .*", said, re.MULTILINE)
         self.assertTrue(messages, said)
         for message in messages:
             self.assertRegex(message, r"^nanorun: rank \d: .* did not complete within 6 s: no sign of life from "
-                                      rf"ranks {lost}, stopped or dead \(comm.timeout_seconds\)$")
+                                      rf"ranks {lost} on node {node}, stopped or dead \(comm.timeout_seconds\)$")
+        self.assertIn(f"no sign of life from ranks {lost} on node {node}", self.log())
 
     def emulate(self):
         """The same training without a fault, on this machine alone. Returns its folder."""
@@ -88,7 +89,7 @@ class Namespaces(slurm_test.SlurmTest):
         self.until(lambda: "nanorun: rank" in self.output(), "message")
         self.slurm.start_node(second)
         step = self.until_requeued_once(job)
-        self.assert_named("2, 3", self.output())
+        self.assert_named("2, 3", second, self.output())
         self.assertIn(f"job {job} goes back to the queue, 1 of at most 3 times in a row without a new checkpoint: ",
                       self.output())
         self.until_finished(job, step)
@@ -106,7 +107,7 @@ class Namespaces(slurm_test.SlurmTest):
         first, second = self.slurm.nodes
         job = self.lose(first)
         self.until(lambda: not self.slurm.runs(second, small_run.PROGRAM), "end of the other ranks")
-        self.assert_named("0, 1", "".join((self.folder / f"said.{rank}").read_text() for rank in (2, 3)))
+        self.assert_named("0, 1", first, "".join((self.folder / f"said.{rank}").read_text() for rank in (2, 3)))
         step = self.until_requeued_once(job)
         self.slurm.start_node(first)
         self.until_finished(job, step)
