@@ -49,6 +49,8 @@ packages+=(shellcheck clang-format)
 if ! "$quick"; then
   # tests/slurm starts a Slurm of its own; a machine that has one already keeps it.
   command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
+  # Some of its nodes have networks of their own.
+  packages+=(iproute2)
   # A launcher of another MPI; mpirun stays that of Open MPI, which has the higher priority among Debian's alternatives.
   packages+=(mpich)
   # Tests run exported models in PyTorch.

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -123,7 +125,25 @@ void Comm::share_heartbeats(const std::string& directory) {
   together([&] {
     if (root()) HeartbeatFiles(directory).clear(size());
   });
-  together([&] { watchdog_->share_heartbeats(directory, nodes, {slots, static_cast<std::size_t>(ranks_of_node_)}); });
+  const std::vector<std::string> hosts = hosts_of(nodes);
+  together([&] {
+    watchdog_->share_heartbeats(directory, nodes, hosts, {slots, static_cast<std::size_t>(ranks_of_node_)});
+  });
+}
+
+/// Collective. The host of each node, of its name at most 64 bytes; none where there is one node.
+std::vector<std::string> Comm::hosts_of(const NodeLayout& nodes) {
+  std::vector<std::string> hosts(nodes.nodes() == 1 ? 0 : nodes.nodes());
+  if (hosts.empty()) return hosts;
+  std::array<std::uint64_t, 8> own{};
+  const std::string name = host_name();
+  std::memcpy(own.data(), name.data(), std::min(name.size(), sizeof(own)));
+  const std::vector<std::uint64_t> all = all_gather(std::span<const std::uint64_t>(own));
+  for (int node = 0; node < nodes.nodes(); ++node) {
+    const auto* const bytes = reinterpret_cast<const char*>(all.data() + own.size() * nodes.rank_at(node, 0));
+    hosts[node].assign(bytes, strnlen(bytes, sizeof(own)));
+  }
+  return hosts;
 }
 
 Watchdog::Guard Comm::watch(const char* what) {

@@ -64,8 +64,8 @@ class Comm {
   /// Collective. Lets the watchdogs of the ranks exchange heartbeats in `directory`, which all ranks see. Without it
   /// the message of a timeout does not name the rank to blame. Throws Error(output) on all ranks alike.
   void share_heartbeats(const std::string& directory);
-  /// Appends the message with which this rank's watchdog ends the job to this file, too. Throws Error(output) if it
-  /// cannot be opened.
+  /// The watchdog that has found the rank to blame, and that of rank 0, append the message with which they end the job
+  /// to this file, too.
   void set_log(const std::string& path);
   /// Watches a collective that another library makes on handle(), as long as the result lives.
   [[nodiscard]] Watchdog::Guard watch(const char* what);
@@ -100,6 +100,7 @@ class Comm {
 
  private:
   Comm(MPI_Comm comm, std::shared_ptr<Watchdog> watchdog, int rank_in_messages);
+  std::vector<std::string> hosts_of(const NodeLayout& nodes);
   void find_place_on_node();
 
   MPI_Comm comm_;

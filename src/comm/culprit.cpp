@@ -17,10 +17,21 @@ Culprit blame(Culprit::Kind kind, const std::vector<int>& ranks, long step) {
   return culprit;
 }
 
-std::string list_of(const Culprit& culprit) {
+/// " on node n1" or " on nodes n1, n2" of the ranks that are named.
+std::string nodes_of(std::span<const std::int32_t> ranks, const std::function<std::string(int)>& host_of) {
+  if (!host_of) return "";
+  std::vector<std::string> hosts;
+  for (const int rank : ranks) {
+    const std::string host = host_of(rank);
+    if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
+  }
+  return fmt::format(" on {} {}", hosts.size() == 1 ? "node" : "nodes", fmt::join(hosts, ", "));
+}
+
+std::string list_of(const Culprit& culprit, const std::function<std::string(int)>& host_of) {
   const auto named = std::span(culprit.ranks).first(std::min<std::size_t>(culprit.count, Culprit::max_named));
-  return fmt::format("{} {}{}", culprit.count == 1 ? "rank" : "ranks", fmt::join(named, ", "),
-                     culprit.count > named.size() ? ", ..." : "");
+  return fmt::format("{} {}{}{}", culprit.count == 1 ? "rank" : "ranks", fmt::join(named, ", "),
+                     culprit.count > named.size() ? ", ..." : "", nodes_of(named, host_of));
 }
 
 }  // namespace
@@ -41,16 +52,17 @@ Culprit find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heart
   return {.kind = writes_files ? Kind::writes : Kind::communication};
 }
 
-std::string text_of(const Culprit& culprit, const std::string& directory) {
+std::string text_of(const Culprit& culprit, const std::string& directory,
+                    const std::function<std::string(int)>& host_of) {
   const bool one = culprit.count == 1;
   switch (culprit.kind) {
     case Culprit::Kind::silent:
-      return fmt::format("no sign of life from {}, stopped or dead", list_of(culprit));
+      return fmt::format("no sign of life from {}, stopped or dead", list_of(culprit, host_of));
     case Culprit::Kind::outside:
-      return fmt::format("{} of step {} {} outside of collectives", list_of(culprit), culprit.step,
+      return fmt::format("{} of step {} {} outside of collectives", list_of(culprit, host_of), culprit.step,
                          one ? "hangs" : "hang");
     case Culprit::Kind::behind:
-      return fmt::format("{} {} in an earlier collective", list_of(culprit), one ? "waits" : "wait");
+      return fmt::format("{} {} in an earlier collective", list_of(culprit, host_of), one ? "waits" : "wait");
     case Culprit::Kind::no_heartbeats:
       return fmt::format("{}, and {} takes no heartbeats that would tell which", unknown_culprit, directory);
     case Culprit::Kind::communication:

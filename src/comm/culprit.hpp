@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,7 +50,8 @@ struct Culprit {
 Culprit find_culprit(const std::vector<Heartbeat>& then, const std::vector<Heartbeat>& now,
                      std::span<const int> suspects, int waiting, bool writes_files);
 
-/// What a message says. `directory`: of the heartbeats.
-std::string text_of(const Culprit& culprit, const std::string& directory);
+/// What a message says. `directory`: of the heartbeats. `host_of`: the host of a rank; none where all ranks share one.
+std::string text_of(const Culprit& culprit, const std::string& directory,
+                    const std::function<std::string(int)>& host_of = {});
 
 }  // namespace nanorun

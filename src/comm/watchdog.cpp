@@ -11,8 +11,16 @@
 
 #include "kernels/device/life.hpp"
 #include "src/base/error.hpp"
+#include "src/base/output_file.hpp"
 
 namespace nanorun {
+
+namespace {
+
+/// For the line in the log, after which the job ends although the file system hangs.
+constexpr std::chrono::seconds writing_time(2);
+
+}  // namespace
 
 Watchdog::Watchdog(int rank, int ranks, std::function<void()> abort)
     : rank_(rank), ranks_(ranks), abort_(std::move(abort)), watching_([this](std::stop_token stop) { watch(stop); }) {}
@@ -22,9 +30,12 @@ void Watchdog::set_timeout(double seconds) {
   timeout_ = Seconds(seconds);
 }
 
-void Watchdog::share_heartbeats(const std::string& directory, const NodeLayout& layout, std::span<HeartbeatSlot> node) {
+void Watchdog::share_heartbeats(const std::string& directory, const NodeLayout& layout, std::vector<std::string> hosts,
+                                std::span<HeartbeatSlot> node) {
   {
     std::lock_guard lock(mutex_);
+    layout_ = layout;
+    hosts_ = std::move(hosts);
     heartbeats_.emplace(directory, layout, rank_, node);
   }
   heartbeats_->begin();
@@ -33,7 +44,7 @@ void Watchdog::share_heartbeats(const std::string& directory, const NodeLayout& 
 
 void Watchdog::set_log(const std::string& path) {
   std::lock_guard lock(mutex_);
-  log_.emplace(path, ExitCode::output);
+  log_ = path;
 }
 
 void Watchdog::arm(const char* what, Scope scope) {
@@ -112,28 +123,36 @@ std::string Watchdog::frozen_files() const {
                      heartbeats_->directory(), seconds);
 }
 
-/// Ends the job if the collective has taken too long, as soon as this rank knows why or, without, after the grace.
+std::string Watchdog::text(const Culprit& culprit) const {
+  std::function<std::string(int)> host_of;
+  if (!hosts_.empty()) host_of = [this](int rank) { return hosts_[layout_.node_of(rank)]; };
+  return text_of(culprit, heartbeats_ ? heartbeats_->directory() : "", host_of);
+}
+
+/// Ends the job if the collective has taken too long, as soon as this rank has found out why. The others leave the end
+/// to it for a moment, or without any such rank for the grace.
 void Watchdog::expire_in_time(Seconds waited) {
   if (waited <= timeout_) return;
   const std::string files = frozen_files();
   const std::optional<Culprit> culprit = heartbeats_ ? heartbeats_->culprit(collectives_) : Culprit{};
-  if (files.empty() && !culprit && waited <= timeout_ + grace()) return;
-  const std::string directory = heartbeats_ ? heartbeats_->directory() : "";
+  const bool has_found = heartbeats_ && heartbeats_->own().culprit(collectives_);
+  if (files.empty() && !has_found && waited <= timeout_ + (culprit ? writing_time : grace())) return;
   end_job(fmt::format("rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)", rank_,
-                      what_, step_.load(), timeout_.count(),
-                      files.empty() ? text_of(culprit.value_or(Culprit{}), directory) : files));
+                      what_, step_.load(), timeout_.count(), files.empty() ? text(culprit.value_or(Culprit{})) : files),
+          has_found || rank_ == 0 ? Noted::yes : Noted::no);
 }
 
 void Watchdog::expire_at_work() {
   const std::string files = frozen_files();
-  end_job(fmt::format(
-      "rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s{}{} (see comm.timeout_seconds)",
-      rank_, step_.load(), max_silence().count(), files.empty() ? "" : ": ", files));
+  end_job(fmt::format("rank {}: hangs outside of collectives at step {}: no sign of life for {:.4g} s{}{} (see "
+                      "comm.timeout_seconds)",
+                      rank_, step_.load(), max_silence().count(), files.empty() ? "" : ": ", files),
+          Noted::yes);
 }
 
-void Watchdog::end_job(const std::string& message) {
+void Watchdog::end_job(const std::string& message, Noted noted) {
   complain(message);
-  if (log_) note(message);
+  if (!log_.empty() && noted == Noted::yes) note(message);
   abort_();
   std::abort();
 }
@@ -141,11 +160,11 @@ void Watchdog::end_job(const std::string& message) {
 /// Gives up where the file system hangs. The thread ends with the job.
 void Watchdog::note(const std::string& message) {
   const auto written = std::make_shared<std::promise<void>>();
-  std::thread([this, message, written] {
-    quietly([&] { log_->write(fmt::format("error: {}\n", message)); });
+  std::thread([log = log_, message, written] {
+    quietly([&] { AppendFile(log, ExitCode::output).write(fmt::format("error: {}\n", message)); });
     written->set_value();
   }).detach();
-  written->get_future().wait_for(std::chrono::seconds(2));
+  written->get_future().wait_for(writing_time);
 }
 
 /// Runs in the thread that waits for the file system.

@@ -8,6 +8,7 @@
 
 #include "src/base/error.hpp"
 #include "src/base/files.hpp"
+#include "src/base/output_file.hpp"
 #include "src/commands/export_model.hpp"
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"

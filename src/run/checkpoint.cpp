@@ -61,14 +61,28 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// Whether one run may have had both decks: they differ in no name of a run, and in nothing that trains but the steps.
-bool is_deck_of_run(const std::string& found, const std::string& own) {
-  if (found == own) return true;
-  if (own.empty()) return false;
-  const std::vector<KeyChange> changes = deck_changes(found, parse_deck(own, "the deck", {}));
-  return std::ranges::none_of(changes, [](const KeyChange& change) {
-    return change.key == "run.name" || (change.role != Role::operates && change.key != "train.steps");
+/// Whether one run does not have both decks that differ so: in its name, or in what trains, but not in the steps.
+bool tells_runs_apart(const KeyChange& change) {
+  return change.key == "run.name" || (change.role != Role::operates && change.key != "train.steps");
+}
+
+/// A space and a hash, which decks of one run have in common. Empty where the deck is none of this program.
+std::string mark_of(const std::string& deck) {
+  std::string mark;
+  quietly([&] {
+    std::string differences;
+    for (const KeyChange& change : deck_changes(deck, Config{})) {
+      if (tells_runs_apart(change)) differences += change.text + "\n";
+    }
+    mark = fmt::format(" {:016x}", h5::checksum(differences));
   });
+  return mark;
+}
+
+/// The marks of a file's deck and of those before it, the newest 64.
+std::string marks_of(const CheckpointHeader& header) {
+  const std::string mark = mark_of(header.deck), marks = header.earlier_decks + mark;
+  return marks.substr(marks.size() - std::min(marks.size(), 64 * mark.size()));
 }
 
 }  // namespace
@@ -106,8 +120,9 @@ void Checkpoints::make_directory(const std::string& next) {
   make_directories(directory_, ExitCode::checkpoint);
   opened_ = open_directory(directory_, ExitCode::checkpoint);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    if (!step_of_unfinished(name)) continue;
     const std::string path = directory_ + "/" + name;
+    if (is_lock_of_mpi(name)) quietly([&] { remove_file(path, ExitCode::checkpoint); });
+    if (!step_of_unfinished(name)) continue;
     bool own = false;  // not where it cannot be read
     quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
     const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
@@ -123,7 +138,7 @@ void Checkpoints::make_directory(const std::string& next) {
   }
 }
 
-/// Throws unless this run, or the start of it that wrote the restored checkpoint, may have written the checkpoint.
+/// Throws unless this start of the run or an earlier one may have written the checkpoint.
 void Checkpoints::require_own(const std::string& path) const {
   Comm alone(MPI_COMM_SELF);
   const CheckpointHeader found = read_checkpoint_header(alone, path);
@@ -132,9 +147,9 @@ void Checkpoints::require_own(const std::string& path) const {
                 fmt::format("{}: a checkpoint of another {}, which this run has not written", path, whose));
   };
   if (found.model != header_.model) refuse("model");
-  bool own = false;  // not where the deck is none of this program
-  quietly([&] { own = is_deck_of_run(found.deck, header_.deck) || is_deck_of_run(found.deck, restored_.deck); });
-  if (!own) refuse("training");
+  const std::string mark = mark_of(found.deck);
+  const bool own = mark == mark_of(header_.deck) || header_.earlier_decks.find(mark) != std::string::npos;
+  if (mark.empty() || !own) refuse("training");
 }
 
 /// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of this run, is kept
@@ -206,12 +221,26 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
+/// Throws where a key names a file that the run would remove.
+void Checkpoints::require_inputs_stay() const {
+  const auto look = [&](const char* key, const std::string& file) {
+    if (!step_of_unfinished(name_of(file)) || !same_file(directory_of(file), directory_, ExitCode::checkpoint)) return;
+    throw checkpoint_error(
+        fmt::format("{} = {}: has the name of an unfinished checkpoint, which the run would remove: "
+                    "rename the file",
+                    key, file));
+  };
+  look("checkpoint.restart", config_.restart);
+  look("checkpoint.weights", config_.weights);
+}
+
 void Checkpoints::require_usable_directory() const {
   if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
     CheckpointLink::examine(directory_);
   } else {
     require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   }
+  require_inputs_stay();
   if (config_.restart != "auto") return;
   const std::vector<std::string> files = list();
   if (!files.empty()) require_file(files.back());
@@ -220,7 +249,10 @@ void Checkpoints::require_usable_directory() const {
 /// Throws for a file that does not hold what the run has.
 void Checkpoints::refuse(const std::string& path, const CheckpointContents& contents) const {
   if (contents.header.model != header_.model)
-    throw checkpoint_error(fmt::format("{}: belongs to another model: {}", path, contents.difference));
+    throw checkpoint_error(
+        fmt::format("{}: belongs to another model: {}; set the deck's model as it was, or change "
+                    "run.name, or set checkpoint.restart = \"none\" to start from the beginning",
+                    path, contents.difference));
   // The tensors' checksums, which have their names, tell a damaged file from a sound one of other state.
   try {
     verify_checkpoint(comm_, path);
@@ -241,6 +273,8 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
   read_tensors(comm_, path, contents.header, slabs);
   restored_file_ = path;
   restored_ = contents.header;
+  const bool same = mark_of(restored_.deck) == mark_of(header_.deck);
+  header_.earlier_decks = same ? restored_.earlier_decks : marks_of(restored_);
   return contents.header.progress;
 }
 

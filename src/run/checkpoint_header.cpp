@@ -74,6 +74,7 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "version", build().version);
   file.write_attribute("/", "commit", build().commit);
   if (!header.provenance.empty()) file.write_attribute("/", "provenance", header.provenance);
+  if (!header.earlier_decks.empty()) file.write_attribute("/", "earlier_decks", header.earlier_decks);
   file.write_attribute("/", "model", header.model);
   file.write_attribute("/", "step", static_cast<std::uint64_t>(p.step));
   file.write_attribute("/", "cursor_shard", p.cursor.shard);
@@ -111,6 +112,7 @@ CheckpointHeader read_header(const h5::File& file) {
     header.tokenizer = {file.read_text_attribute("/", "tokenizer"), integer("tokenizer_checksum")};
   if (file.has_attribute("/", "vocabulary")) header.tokenizer.vocabulary = integer("vocabulary");
   if (file.has_attribute("/", "end_of_text")) header.tokenizer.end_of_text = integer("end_of_text");
+  if (file.has_attribute("/", "earlier_decks")) header.earlier_decks = file.read_text_attribute("/", "earlier_decks");
   const std::uint64_t step = integer("step");
   header.progress = {static_cast<long>(step),
                      {integer("cursor_shard"), integer("cursor_offset"), integer("cursor_epoch")},

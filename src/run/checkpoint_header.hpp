@@ -26,6 +26,9 @@ struct CheckpointHeader {
   std::uint64_t tensors = 0;  ///< number of tensors in the file
   std::uint64_t version = 0;  ///< version of the file's format
   std::string provenance{};   ///< provenance_json() of the run, or empty; written, never read
+  /// A space and 16 hexadecimal digits for each different deck with which the run has trained before, the newest 64.
+  /// Not in files of earlier programs.
+  std::string earlier_decks{};
 };
 
 /// Writes the header into a new file. header.version must be the newest. Throws Error(checkpoint).

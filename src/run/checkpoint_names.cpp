@@ -24,6 +24,14 @@ std::optional<long> step_of_unfinished(const std::string& name) {
   return step_of(name.substr(0, name.size() - suffix.size()));
 }
 
+bool is_lock_of_mpi(const std::string& name) {
+  const std::string suffix = partial_of("");
+  const std::size_t end = std::min(name.find(suffix) + suffix.size(), name.size());
+  std::string rest = name.substr(end);
+  std::erase_if(rest, [](char c) { return '0' <= c && c <= '9'; });
+  return step_of_unfinished(name.substr(0, end)) && (rest == "--.lock" || rest == ".locktest.");
+}
+
 Error checkpoint_error(const std::string& message) { return {ExitCode::checkpoint, message, Scope::all_ranks}; }
 
 void warn(const Comm& comm, const std::string& message) {

@@ -19,6 +19,9 @@ std::optional<long> step_of(const std::string& name);
 /// Step of a checkpoint that is being written, or whose writing was cut short, by the name of its partial file.
 std::optional<long> step_of_unfinished(const std::string& name);
 
+/// Whether Open MPI gives the name to a file beside an unfinished checkpoint, which stays where a rank is killed.
+bool is_lock_of_mpi(const std::string& name);
+
 /// Error(checkpoint) that all ranks throw.
 Error checkpoint_error(const std::string& message);
 

@@ -7,8 +7,10 @@
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/hyperparameters.hpp"
+#include "src/run/checkpoint.hpp"
 #include "src/run/dry_run_start.hpp"
 #include "src/run/log.hpp"
+#include "src/run/machine_file.hpp"
 #include "src/run/memory_limit.hpp"
 #include "src/run/plan_text.hpp"
 #include "src/run/run_paths.hpp"
@@ -53,6 +55,11 @@ void plan_training(const Config& config, const DryRun& dry_run) {
   TrainingPlan plan = plan_of(config, table, layout);
   plan.nodes_from = nodes.from;
   plan.available = dry_run.memory.value_or(memory_of_this_machine());
+  if (!dry_run.machine.empty()) {
+    const Machine machine = read_machine(dry_run.machine);
+    plan.step_seconds = predicted_step(machine, plan, model_fingerprint(table.layout()), config.train.sequences);
+    plan.step_error = machine.largest_error;
+  }
   const DryRunStart start = plan_start(config, dry_run.ranks, table);
   const std::vector<std::string> remarks = remarks_on(config, table, start);
   if (dry_run.format == PlanFormat::json) {

@@ -10,6 +10,7 @@
 #include "src/base/text.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/update_rule.hpp"
+#include "src/run/checkpoint.hpp"
 
 namespace nanorun {
 
@@ -165,6 +166,9 @@ std::string plan_text(const Config& config, const ParameterTable& table, const T
   add_memory(rows, plan);
   add_work(rows, config, plan);
   add_sending(rows, plan);
+  if (plan.step_seconds > 0)
+    rows.add("predicted step", fmt::format("{:.4g} ms; the study was off by up to {:.0f} %", 1e3 * plan.step_seconds,
+                                           100 * plan.step_error));
   return rows.text();
 }
 
@@ -178,6 +182,7 @@ std::string plan_json(const Config& config, const ParameterTable& table, const T
                {"nodes", plan.nodes},
                {"ranks_per_node", plan.ranks_per_node},
                {"nodes_from", plan.nodes_from},
+               {"model", model_fingerprint(table.layout())},
                {"parameters", table.size()},
                {"memory_bytes", memory_json(plan.memory)},
                {"stages", stages_json(plan.stages)},
@@ -191,6 +196,7 @@ std::string plan_json(const Config& config, const ParameterTable& table, const T
                {"buckets", buckets_json(config, table)},
                {"deck", to_toml(config)}};
   if (plan.available > 0) json["available_bytes"] = static_cast<std::uint64_t>(plan.available);
+  if (plan.step_seconds > 0) json["predicted_step_seconds"] = plan.step_seconds;
   for (const auto& [rule, work] : plan.work) json["work"][rule] = work;
   for (const std::string& remark : remarks) {
     static constexpr std::string_view prefix = "warning: ";

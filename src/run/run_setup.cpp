@@ -54,8 +54,8 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
     if (!comm.root()) return;
     if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
     log.open(directory.file("log.txt"));
-    comm.set_log(directory.file("log.txt"));
   });
+  comm.set_log(directory.file("log.txt"));
 }
 
 RunSummary RunSetup::summary() const {

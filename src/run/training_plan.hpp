@@ -68,6 +68,8 @@ struct TrainingPlan {
   std::string nodes_from{};  ///< the option or key that says how many ranks a node has
   MemoryPlan memory;
   double available = 0;           ///< bytes of memory that a rank has; 0: not known
+  double step_seconds = 0;        ///< predicted for a machine; 0: none is given
+  double step_error = 0;          ///< largest relative error of that machine's study
   std::vector<StagePlan> stages;  ///< one without stages in the deck, with the FLOPs of the widest window
   std::uint64_t tokens = 0;       ///< tokens of all steps
   std::vector<std::pair<std::string, double>> work;  ///< by name of a rule: UpdateRule::work() of the busiest rank

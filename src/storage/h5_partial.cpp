@@ -53,9 +53,14 @@ bool has_attributes(const std::string& path) {
 
 /// Whether a file that HDF5 opens is foreign: it holds what the program does not write, such as links.
 bool is_foreign(const File& file, const std::string& path, const std::string& format) {
+  bool has_format = false;
   try {
-    if (file.has_attribute("/", "format")) return file.format() != format;
-    return !file.members("/").empty() || has_attributes(path);
+    has_format = file.has_attribute("/", "format");
+  } catch (const Error&) {
+    return false;  // cut short before its root was written
+  }
+  try {
+    return has_format ? file.format() != format : !file.members("/").empty() || has_attributes(path);
   } catch (const Error&) {
     return true;
   }

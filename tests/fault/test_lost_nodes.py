@@ -48,17 +48,18 @@ class LostNodes(LostRanks, FaultTest):
         lines = [line for line in job.messages() if f"did not complete within {self.timeout} s: " in line]
         named = [line for line in lines if f"no sign of life from {culprit}, stopped or dead" in line]
         self.assertTrue(named, job.text())
+        self.assertIn(f"no sign of life from {culprit}, ", (self.run_folder() / "log.txt").read_text())
         self.assertFalse([line for line in lines if line not in named and "another rank has died or hangs" not in line])
         self.assert_gone(pids)
 
     def test_a_stopped_rank_of_another_node_is_named(self):
-        self.stop_ranks(2, [3], "rank 3")
+        self.stop_ranks(2, [3], "rank 3 on node 127.0.0.3")
 
     def test_a_stopped_root_is_named(self):
-        self.stop_ranks(2, [0], "rank 0")
+        self.stop_ranks(2, [0], "rank 0 on node 127.0.0.2")
 
     def test_a_stopped_node_is_named(self):
-        self.stop_ranks(2, [0, 1], "ranks 0, 1")
+        self.stop_ranks(2, [0, 1], "ranks 0, 1 on node 127.0.0.2")
 
     def test_nodes_leave_no_heartbeats(self):
         job, _ = self.start_on_nodes(2)

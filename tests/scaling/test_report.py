@@ -185,7 +185,7 @@ class Report(ScalingTest):
         return analysis.analyse(study, *gather.gather(study))
 
     def test_sections_and_pictures(self):
-        _, page, picture = report.write(self.analyse(self.study(excess=0)))
+        _, page, picture, *_ = report.write(self.analyse(self.study(excess=0)))
         text = page.read_text()
         found = Page(text)
         self.assertEqual(found.headings, ["Scaling study test", "Runs", "Throughput and efficiency",
@@ -395,7 +395,7 @@ class Report(ScalingTest):
     def assert_no_prediction(self, result, reason):
         self.assertIsNone(result.forecast)
         self.assertRegex(result.no_forecast, reason)
-        _, page, picture = report.write(result)
+        _, page, picture, *_ = report.write(result)
         found = Page(page.read_text())
         self.assertEqual(len(found.pictures), 7)
         self.assertEqual([text for text in found.headings if text == "Prediction"], ["Prediction"])

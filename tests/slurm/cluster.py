@@ -1,5 +1,5 @@
 """A private Slurm for the tests of the job scripts: munged, slurmctld and a slurmd for each node, in a temporary
-directory. All nodes are this machine.
+directory. All nodes are this machine; those of namespaces.py only look like others.
 
 Standard library only. Every process that it starts, jobs included, is a descendant of this one and ends with it.
 """
@@ -30,9 +30,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Requeued jobs start after cred_expire seconds, on a real cluster 120.
 CONFIGURATION = """
 ClusterName=private
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={controller_port}
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+{listen}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -58,7 +58,7 @@ GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
 
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 Gres=gpu:2"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 Gres=gpu:2"
 
 # Slurm asks of a GPU only that its device file exists.
 GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
@@ -92,18 +92,18 @@ def children():
     return found
 
 
-def descendants():
-    """All processes below this one."""
-    found, known = [os.getpid()], children()
+def descendants(ancestor=None):
+    """All processes below a process, this one by default."""
+    found, known = [ancestor or os.getpid()], children()
     for parent in found:
         found += known.get(parent, [])
     return found[1:]
 
 
-def variables(pid):
-    """The environment of a process; nothing once it has ended."""
+def strings(pid, kind):
+    """The environment ("environ") or the command ("cmdline") of a process; nothing once it has ended."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return Path(f"/proc/{pid}/{kind}").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
 
@@ -115,6 +115,17 @@ def die_with_parent():
 class Cluster:
     """A running Slurm. `environment` is that of its commands and of the jobs they submit. A single node has the name of
     this machine; several have numbers behind it. `more` are further lines of slurm.conf."""
+
+    address = "127.0.0.1"  # of the controller
+    listen = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"  # at the addresses of slurm.conf alone
+
+    def place(self, node):
+        """Host name and address of a node."""
+        return self.host, self.address
+
+    def on(self, node):
+        """The beginning of a command that is to run on a node."""
+        return []
 
     def __init__(self, nodes=1, more=""):
         # Orphans, such as the job steps of slurmd, become children of this process.
@@ -138,10 +149,14 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         controller_port, *ports = free_ports(1 + len(self.nodes))
-        nodes = [NODE.format(name=name, host=self.host, port=port) for name, port in zip(self.nodes, ports)]
+        nodes = []
+        for name, port in zip(self.nodes, ports):
+            host, address = self.place(name)
+            nodes.append(NODE.format(name=name, host=host, address=address, port=port))
         (self.folder / "slurm.conf").write_text(self.more + CONFIGURATION.format(
-            host=self.host, folder=self.folder, controller_port=controller_port, nodes="\n".join(nodes),
-            user=Path("/proc/self").owner(), first_job=random.randint(100000, 900000)))
+            host=self.host, address=self.address, listen=self.listen, folder=self.folder,
+            controller_port=controller_port, nodes="\n".join(nodes), user=Path("/proc/self").owner(),
+            first_job=random.randint(100000, 900000)))
         (self.folder / "gres.conf").write_text(GPUS)
         # The temporary directory is this user's alone, which munged takes for a mistake: --force.
         self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={key}",
@@ -157,13 +172,13 @@ class Cluster:
         for kind in ("spool", "tmp"):
             shutil.rmtree(self.folder / kind / node, ignore_errors=True)
             (self.folder / kind / node).mkdir(parents=True)
-        self.daemon("slurmd", "-D", "-N", node, name=node)
+        self.daemon("slurmd", "-D", "-N", node, name=node, before=self.on(node))
 
-    def daemon(self, program, *arguments, name=None):
+    def daemon(self, program, *arguments, name=None, before=()):
         name = name or program
         with open(self.folder / f"{name}.log", "ab") as log:
             self.daemons[name] = subprocess.Popen(
-                [find(program), *arguments], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                [*before, find(program), *arguments], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent)
 
     def stop(self):
@@ -197,7 +212,7 @@ class Cluster:
         """Ends the daemon of a node, its job steps and all of their processes, as a power failure would. The controller
         learns of it after SlurmdTimeout."""
         daemon = self.daemons.pop(node)
-        ranks = {pid for pid in descendants() if f"SLURMD_NODENAME={node}" in variables(pid)}
+        ranks = {pid for pid in descendants() if f"SLURMD_NODENAME={node}" in strings(pid, "environ")}
         steps = {parent for parent, found in children().items() if not ranks.isdisjoint(found)} - ranks - {os.getpid()}
         daemon.kill()
         for pid in [*steps, *ranks]:  # slurmstepd first, which would tell of the ranks' end

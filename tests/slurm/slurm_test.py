@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import cluster
+import h5py
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "tests" / "fault"))
@@ -18,11 +19,11 @@ LONG = "train.steps=100000"
 class SlurmTest(FaultTest):
     """Jobs are submitted from the test's directory, which has the job scripts and the build of the repository."""
 
-    cluster_options = {}  # arguments of cluster.Cluster
+    cluster_type, cluster_options = cluster.Cluster, {}  # with these arguments
 
     def setUp(self):
         super().setUp()
-        self.slurm = cluster.Cluster(**self.cluster_options)
+        self.slurm = self.cluster_type(**self.cluster_options)
         self.addCleanup(self.slurm.stop)
         self.slurm.environment |= {
             "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
@@ -104,6 +105,26 @@ class SlurmTest(FaultTest):
         steps = re.findall(rf"stopped at step (\d+): {reason};", self.log(name))
         self.assertEqual(len(steps), 1, self.log(name))
         return int(steps[0])
+
+    def assert_equal_runs(self, whole, unlike=()):
+        """The run has come to the same end as that in another folder, bit for bit. `unlike` are datasets of the
+        checkpoints that differ."""
+        for key in ("final_train_loss", "final_val_loss", "tokens", "steps"):
+            self.assertEqual(self.summary()[key], self.summary(whole)[key], key)
+        # The attributes say when, where and how long; what was trained is equal.
+        step = self.summary()["steps"]
+        here, there = self.datasets(self.checkpoint(step)), self.datasets(self.checkpoint(step, whole))
+        self.assertEqual(here.keys(), there.keys())
+        self.assertEqual([name for name in here if here[name] != there[name]], list(unlike))
+
+    def datasets(self, path):
+        """The bytes of each dataset of a checkpoint, by name."""
+        found = {}
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item: found.update({name: item[()].tobytes()})
+                            if isinstance(item, h5py.Dataset) else None)
+        self.assertGreater(len(found), 10)
+        return found
 
     def saved_step(self):
         """The step of the newest checkpoint, 0 without one."""

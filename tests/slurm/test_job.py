@@ -370,6 +370,18 @@ class Processors(JobTest):
         self.assertIn("job 7 starts again with the processors that it asked for\n", said)
         self.assertEqual(self.calls(), "")
 
+    def test_a_step_whose_number_is_in_use(self):
+        """Three more steps are tried."""
+        ranks = ('echo "$3" >>$STUBS/tried; [[ $(wc -l <$STUBS/tried) -gt {} ]] || '
+                 '{{ echo "srun: error: task 0 launch failed: Unspecified error" >&2; exit 1; }}')
+        for failing, code in ((2, 0), (4, 1)):
+            self.answer()
+            said = self.run_script(*self.train, ranks=ranks.format(failing), code=code)
+            again = "job 7 starts its ranks again, with the next number of a step\n"
+            self.assertEqual(said.count(again), min(failing, 3))
+            self.assertEqual((self.stubs / "tried").read_text().count("\n"), min(failing, 3) + 1)
+            (self.stubs / "tried").unlink()
+
 
 if __name__ == "__main__":
     small_run.main()

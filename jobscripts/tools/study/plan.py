@@ -39,11 +39,19 @@ class Plan:
     memory: int  # bytes of a rank
     idle: int  # ranks that own no matrix of some shape
     refusal: str = ""  # why the program refuses the run; empty where it does not
+    model: str = ""  # fingerprint; empty in plans of earlier programs
+    flops: float = 0.0  # of a step on all ranks, of the first stage
 
 
 def traffic_of(sent, level, path):
     table = tool.field(sent, level, dict, path)
     return Traffic(tool.field(table, "messages", float, path, least=0), tool.field(table, "bytes", float, path, least=0))
+
+
+def flops_of(table, path):
+    stages = [tool.require(stage, dict, path, "a stage")
+              for stage in tool.field({"stages": []} | table, "stages", list, path)]
+    return tool.field(stages[0], "flops_per_step", float, path, least=0, most=1e30) if stages else 0.0
 
 
 def plan_of(table, path):
@@ -61,7 +69,8 @@ def plan_of(table, path):
                 traffic_of(sent, "inside", path), traffic_of(sent, "between", path),
                 tool.field(tool.field(table, "memory_bytes", dict, path), "total", int, path, least=1),
                 max((tool.field(shape, "ranks_without", int, path, least=0) for shape in shapes), default=0),
-                tool.field({"refusal": ""} | table, "refusal", str, path))
+                tool.field({"refusal": ""} | table, "refusal", str, path),
+                tool.field({"model": ""} | table, "model", str, path), flops_of(table, path))
 
 
 def read_plans(folder):

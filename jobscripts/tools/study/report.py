@@ -3,12 +3,13 @@
 import collections
 import datetime
 import html
+import json
 
 import tool
 from page import document, paragraph, picture, section, side_by_side, table, tiles
 from runs import BUILD
 
-from . import figures, gather
+from . import figures, gather, machine
 from .analysis import counted, sharing
 
 
@@ -307,10 +308,15 @@ def page(analysis):
 
 
 def write(analysis):
-    """Writes runs.csv, report.html and report.png into the study's directory and returns their paths."""
+    """Writes runs.csv, report.html and report.png into the study's directory, and machine.json where there is a
+    forecast; returns their paths."""
     folder = analysis.study.folder
-    paths = folder / "runs.csv", folder / "report.html", folder / "report.png"
+    paths = [folder / "runs.csv", folder / "report.html", folder / "report.png"]
     gather.write_csv(paths[0], gather.table(analysis.measurements))
     tool.write(paths[1], page(analysis))
     figures.save_overview(paths[2], analysis, heading(analysis))
+    known = machine.table(analysis)
+    if known:
+        paths.append(folder / "machine.json")
+        tool.write(paths[-1], json.dumps(known, indent=2) + "\n")
     return paths

@@ -82,5 +82,18 @@ TEST(Culprit, IsSoughtAmongTheSuspectsAlone) {
   EXPECT_EQ(text_of({}, "beats"), "another rank has died or hangs");
 }
 
+TEST(Culprit, IsNamedWithItsNode) {
+  const std::vector<Heartbeat> then = waiting(6, 10);
+  std::vector<Heartbeat> now = waiting(6, 20);
+  const auto said = [&] {
+    return text_of(find_culprit(then, now, std::vector{1, 2, 3, 4, 5}, 0, false), "beats",
+                   [](int rank) { return rank < 4 ? "n1" : "n2"; });
+  };
+  now[2].beats = now[3].beats = 10;
+  EXPECT_EQ(said(), "no sign of life from ranks 2, 3 on node n1, stopped or dead");
+  now[5].beats = 10;
+  EXPECT_EQ(said(), "no sign of life from ranks 2, 3, 5 on nodes n1, n2, stopped or dead");
+}
+
 }  // namespace
 }  // namespace nanorun

@@ -1,0 +1,55 @@
+"""Checkpoints that are a run's own, whatever it was called and whatever was changed since, and what of them must stay."""
+
+import shutil
+
+from harness import FaultTest, restarted_from, small_run
+
+STEPS = ("train.steps=40", "validation.tokens=0")
+
+
+class OwnCheckpoints(FaultTest):
+    def partial(self, step):
+        return self.checkpoint(step).with_suffix(".h5.partial")
+
+    def test_pruned_after_the_run_was_renamed_and_changed(self):
+        """Restarts stop where no checkpoint is due, so that each leaves one more beside those that are kept."""
+        often = (*STEPS, "checkpoint.every=4", "checkpoint.keep=2")
+        self.train(None, *often, "stop.step=8", code=75)
+        (self.folder / "outputs" / "run").rename(self.folder / "outputs" / "moved")
+        moved = (*often, "run.name=moved")
+        folder = self.folder / "outputs" / "moved" / "checkpoints"
+        for stop, changed in ((9, ()), (12, ("optimizer.adam_beta1=0.85",)), (20, ("run.log_every=2",))):
+            job = self.train(None, *moved, *changed, f"stop.step={stop}", code=75)
+            self.assertNotIn("another training", job.text())
+            self.assertLessEqual(len(list(folder.iterdir())), 2)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()),
+                         [self.checkpoint(16).name, self.checkpoint(20).name])
+
+    def test_files_that_a_key_names_are_not_removed(self):
+        self.train(None, *STEPS, "stop.step=2", code=75)
+        shutil.copy(self.checkpoint(2), self.partial(4))
+        for key in ("restart", "weights"):
+            override = f"checkpoint.{key}={self.partial(4).relative_to(self.folder)}"
+            for command in ((), ("--dry-run",)):
+                job = self.train(None, *command, *STEPS, override, code=4)
+                self.assert_refused(job, f"checkpoint.{key} = outputs/run/checkpoints/{self.partial(4).name}",
+                                    "rename the file")
+        self.assertEqual(self.partial(4).read_bytes(), self.checkpoint(2).read_bytes())
+
+    def test_what_a_kill_leaves_of_a_write_is_removed(self):
+        """Also a file of which only the beginning is there, and the lock that Open MPI makes beside it."""
+        self.train(None, *STEPS, "stop.step=2", code=75)
+        whole = self.checkpoint(2).read_bytes()
+        self.partial(4).write_bytes(whole[:48] + bytes(len(whole) - 48))
+        self.partial(6).write_bytes(whole)
+        locks = [self.partial(4).with_name(self.partial(4).name + end) for end in ("-1-4711.lock", ".locktest.0")]
+        notes = self.partial(4).with_name(self.partial(4).name + "-notes.lock")
+        for path in (*locks, notes):
+            path.touch()
+        job = self.train(None, *STEPS, "stop.step=5", code=75)
+        self.assertEqual(restarted_from(job), 2)
+        self.assertEqual(self.files(), [self.checkpoint(2).name, notes.name, self.checkpoint(5).name])
+
+
+if __name__ == "__main__":
+    small_run.main()
