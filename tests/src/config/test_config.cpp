@@ -124,6 +124,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"polar_express\"",
                                            "\"quantiles\"",
                                            "\"fp8\"",
+                                           "\"cb_nodes=1\"",
                                            "[0.5]"};
   const Config defaults = parse_deck(rows, "d.toml", {});
   for (const Key& key : key_table()) {
