@@ -74,7 +74,7 @@ if ! "$quick" || [[ ${#presets[@]} -eq 0 ]]; then presets+=(cpu); fi
 processors=$(nproc)
 for preset in "${presets[@]}"; do
   setup "$preset" all
-  tests_at_once=$((processors < 7 ? 5 * processors / 2 : 16))
+  tests_at_once=$((processors < 6 ? 3 * processors : 16))
   [[ $preset != h100 ]] || tests_at_once=$((processors < 4 ? 2 : processors < 16 ? processors / 2 : 8))
   labels=()
   ! { "$quick" && [[ $preset == cpu ]]; } || labels=(-L '^(unit|golden)$')
