@@ -184,6 +184,7 @@ void Checkpoints::prune(long step) {
     const int milestone = config_.milestone_every;
     if (milestone > 0 && step_of(name_of(files[i])).value() % milestone == 0) continue;
     if (same_file(files[i], config_.restart, ExitCode::checkpoint)) continue;
+    if (same_file(files[i], config_.weights, ExitCode::checkpoint)) continue;
     try {
       require_own(files[i]);
       remove_file(files[i], ExitCode::checkpoint);
@@ -224,7 +225,10 @@ bool Checkpoints::moved() const {
 /// Throws where a key names a file that the run would remove.
 void Checkpoints::require_inputs_stay() const {
   const auto look = [&](const char* key, const std::string& file) {
-    if (!step_of_unfinished(name_of(file)) || !same_file(directory_of(file), directory_, ExitCode::checkpoint)) return;
+    if (!exists(file, ExitCode::checkpoint)) return;
+    const std::string target = canonical_path(file, ExitCode::checkpoint);
+    if (!step_of_unfinished(name_of(target)) || !same_file(directory_of(target), directory_, ExitCode::checkpoint))
+      return;
     throw checkpoint_error(
         fmt::format("{} = {}: has the name of an unfinished checkpoint, which the run would remove: "
                     "rename the file",

@@ -81,7 +81,7 @@ std::string target_of(const std::string& directory) {
 /// Throws where the target is not free for this run.
 void require_own(const std::string& directory, const std::string& target, const std::string& own_run) {
   const std::string text = lock_text(target);
-  if (!is_blank_lock(text) && !is_lock_text(text))
+  if (!text.empty() && !is_lock_text(text))
     throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
   if (kind_of_entry(target + lock_name, code) != FileKind::absent)
     with_remedy("allow it (chmod, chattr), or link checkpoints to another directory",

@@ -45,8 +45,8 @@ bool needs(const Config& config, const RunFile& file) {
 }
 
 bool is_own_partial(const RunFile& file, const std::string& partial) {
-  bool whole = false;
-  quietly([&] { whole = file.is_own(partial); });
+  bool whole = false;  // of a file that grows the run writes none, so that it is somebody's copy
+  if (!file.grows) quietly([&] { whole = file.is_own(partial); });
   if (whole) return true;
   if (std::string_view(file.name) == "trace.h5" && !h5::is_foreign_partial(partial, trace_format, ExitCode::output))
     return true;

@@ -34,7 +34,15 @@ class OwnCheckpoints(FaultTest):
                 job = self.train(None, *command, *STEPS, override, code=4)
                 self.assert_refused(job, f"checkpoint.{key} = outputs/run/checkpoints/{self.partial(4).name}",
                                     "rename the file")
+        (self.folder / "kept.h5").symlink_to(self.partial(4))
+        self.assert_refused(self.train(None, *STEPS, "checkpoint.weights=kept.h5", code=4), "rename the file")
         self.assertEqual(self.partial(4).read_bytes(), self.checkpoint(2).read_bytes())
+
+    def test_first_weights_are_not_pruned(self):
+        self.train(None, *STEPS, "stop.step=2", code=75)
+        first = f"checkpoint.weights={self.checkpoint(2).relative_to(self.folder)}"
+        self.train(None, *STEPS, first, "checkpoint.every=2", "checkpoint.keep=1", "stop.step=8", code=75)
+        self.assertEqual(self.files(), [self.checkpoint(2).name, self.checkpoint(8).name])
 
     def test_what_a_kill_leaves_of_a_write_is_removed(self):
         """Also a file of which only the beginning is there, and the lock that Open MPI makes beside it."""
