@@ -24,15 +24,14 @@ bool is_value(std::string_view text) {
 
 std::optional<MpiHints> parse_mpi_hints(std::string_view text) {
   MpiHints hints;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(';'), text.size());
-    const std::string_view hint = text.substr(0, end);
-    const std::size_t equals = std::min(hint.find('='), hint.size());
-    const std::string_view name = hint.substr(0, equals), value = hint.substr(std::min(equals + 1, hint.size()));
+  for (auto begin = text.begin(); begin != text.end();) {
+    const auto end = std::find(begin, text.end(), ';'), equals = std::find(begin, end, '=');
+    const std::string_view name(begin, equals), value(equals == end ? end : equals + 1, end);
     const bool known = std::ranges::any_of(hints, [&](const auto& earlier) { return earlier.first == name; });
-    if (known || !is_name(name) || !is_value(value) || end + 1 == text.size()) return std::nullopt;
+    const bool ends_in_separator = end != text.end() && end + 1 == text.end();
+    if (known || !is_name(name) || !is_value(value) || ends_in_separator) return std::nullopt;
     hints.emplace_back(name, value);
-    text.remove_prefix(std::min(end + 1, text.size()));
+    begin = end == text.end() ? end : end + 1;
   }
   return hints;
 }
