@@ -97,7 +97,7 @@ TEST(LockText, BlankAfterACrash) {
   EXPECT_TRUE(is_blank_lock(""));
   EXPECT_TRUE(is_blank_lock(std::string(24, '\0')));
   EXPECT_FALSE(is_blank_lock(own_name()));
-  EXPECT_FALSE(is_blank_lock(std::string(24, '\0') + "notes"));
+  EXPECT_FALSE(is_blank_lock(std::string(24, '\0').append("notes")));
 }
 
 TEST(LockText, IsTheWholeOfTheFile) {
