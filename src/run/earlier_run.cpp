@@ -39,10 +39,12 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
   const std::string deck_file = directory + "/deck.toml";
   std::optional<std::string> summary = text_of_run(directory + "/summary.json");
   if (summary && (!is_summary(*summary) || is_of_no_step(*summary))) summary.reset();
-  const bool has_steps = traced_steps(directory + "/trace.h5") > 0 || recorded_steps(directory + "/metrics.jsonl") > 0;
-  if (!found && !summary && !has_steps && !has_own_deck(deck_file)) return std::nullopt;
+  // Whole files are read only where nothing smaller tells.
+  const bool begun =
+      found || summary || traced_steps(directory + "/trace.h5") > 0 || recorded_steps(directory + "/metrics.jsonl") > 0;
+  if (!begun && !has_own_deck(deck_file)) return std::nullopt;
   Remains remains;
-  remains.begun = found || summary || has_steps;
+  remains.begun = begun;
   remains.deck = found ? checkpoints.restored().deck : text_of_run(deck_file).value_or("");
   remains.deck_file = found ? checkpoints.restored_file() : deck_file;
   remains.summary = summary.has_value();
