@@ -1,4 +1,4 @@
-// Keys of the run as a program: [run], [checkpoint], [stop], [trace], [comm].
+// Keys of the run as a program: [run], [checkpoint], [stop], [trace], [profile], [comm].
 
 #include "src/config/config_key_rows.hpp"
 
@@ -61,6 +61,15 @@ std::vector<Key> trace_keys() {
        "what trace.h5 holds of the ranks: all of them, or quantiles over the ranks of a node, which take no more room "
        "on "
        "more ranks; auto: quantiles above 256 ranks"},
+  };
+}
+
+std::vector<Key> profile_keys() {
+  return {
+      {NANORUN_KEY(profile, first), operates, between(0, max_steps),
+       "on GPUs: the first step, counted from 0, for a profiler that waits to be started (cudaProfilerStart)"},
+      {NANORUN_KEY(profile, last), operates, between(-1, max_steps),
+       "the last step that it records (cudaProfilerStop); -1: none"},
   };
 }
 

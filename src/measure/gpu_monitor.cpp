@@ -20,7 +20,7 @@ GpuMonitor::GpuMonitor(Comm& comm, int every, const std::string& bus_id, const s
   opening_ = std::async(std::launch::async, [bus_id, library] { return std::make_unique<Nvml>(bus_id, library); });
 }
 
-void GpuMonitor::look() {
+Nvml* GpuMonitor::nvml() {
   if (opening_.valid()) {
     try {
       nvml_ = opening_.get();
@@ -28,8 +28,12 @@ void GpuMonitor::look() {
       failure_ = error.what();
     }
   }
-  own_ = nvml_ ? nvml_->read() : GpuState{};
+  return nvml_.get();
 }
+
+void GpuMonitor::look() { own_ = nvml() ? nvml()->read() : GpuState{}; }
+
+std::optional<double> GpuMonitor::joules() { return nvml() ? nvml()->joules() : std::nullopt; }
 
 void GpuMonitor::append_to(std::vector<double>& values) const {
   const std::size_t begin = values.size();
@@ -87,6 +91,15 @@ void GpuMonitor::describe(StepMetrics& metrics) const {
   metrics.gpu_power = states_[*metrics.gpu_rank].power;
   metrics.gpus_throttled = static_cast<int>(
       std::ranges::count_if(states_, [](const GpuState& state) { return !throttle_names(state.reasons).empty(); }));
+}
+
+std::optional<double> GpuMonitor::mean_power() const {
+  double sum = 0;
+  for (const Sums& sums : sums_) {
+    if (sums.powers == 0) return std::nullopt;
+    sum += sums.record.mean_power / static_cast<double>(sums.powers);
+  }
+  return sum;
 }
 
 std::vector<GpuRecord> GpuMonitor::records() const {

@@ -33,6 +33,9 @@ class GpuMonitor {
   /// Whether the ranks look at their GPUs in the step that completes this number of updates.
   bool due(long updates) const { return every_ > 0 && updates % every_ == 0; }
 
+  /// Joules that this rank's GPU has taken since its driver was loaded; absent where that is not known, or `every` is
+  /// 0.
+  std::optional<double> joules();
   /// Reads the state of this rank's GPU. Meant for the time in which the host waits for the device anyway.
   void look();
   /// Appends numbers that are to be summed over the ranks: the state of this rank's GPU, and zeros for other ranks.
@@ -52,8 +55,13 @@ class GpuMonitor {
   long looks() const { return looks_; }
   /// By rank; empty before the first look, and where no GPU could be looked at.
   std::vector<GpuRecord> records() const;
+  /// Watts of the GPUs of all ranks together, as means over the looks; absent where one of them is not known.
+  std::optional<double> mean_power() const;
 
  private:
+  /// This rank's GPU; null where NVML cannot be had. Waits for the thread that opens it.
+  Nvml* nvml();
+
   struct Sums {
     GpuRecord record;
     long clocks = 0, powers = 0;  ///< looks that know them

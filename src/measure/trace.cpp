@@ -155,6 +155,7 @@ class Trace::Impl {
     step_begin_ = std::chrono::duration<double>(Clock::now() - origin_).count();
     step_ = step;
     in_step_ = true;
+    ops::begin_range(fmt::format("step {}", step).c_str());
     recording_ = file_ && std::ranges::find(config_.json_steps, step) != config_.json_steps.end();
   }
 
@@ -240,6 +241,7 @@ class Trace::Impl {
     std::swap(marks_[0], marks_[mark_count_ - 1]);
     mark_count_ = 1;
     marked_.clear();
+    if (in_step_) ops::end_range();
     in_step_ = recording_ = false;
   }
 

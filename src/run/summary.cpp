@@ -42,6 +42,19 @@ nlohmann::ordered_json level_json(const Traffic& sent, long steps) {
   return {{"messages", mean(sent.messages)}, {"bytes", mean(sent.bytes)}};
 }
 
+/// Energy of the devices that train, as summary.json and the figures of merit name it; empty where it is not known.
+std::vector<std::pair<const char*, double>> energy_figures(const RunSummary& s) {
+  const double joules = (s.energy.gpus ? s.energy.gpus : s.energy.processors).value_or(0);
+  const long steps = s.progress.step - s.first_step;
+  if (!(joules > 0) || steps <= 0 || s.run_tokens == 0) return {};
+  const auto tokens = static_cast<double>(s.run_tokens);
+  constexpr double joules_per_wh = 3600;
+  return {{"energy_joules", joules},
+          {"joules_per_step", joules / static_cast<double>(steps)},
+          {"joules_per_token", joules / tokens},
+          {"tokens_per_wh", tokens / joules * joules_per_wh}};
+}
+
 nlohmann::ordered_json data_json(const TokenSum& sum) {
   return {{"shards", sum.shards}, {"tokens", sum.tokens}, {"checksum", fmt::format("{:016x}", sum.checksum)}};
 }
@@ -75,6 +88,15 @@ std::string summary_json(const RunSummary& s) {
   json["train_seconds"] = s.progress.train_seconds;
   json["tokens_per_second"] = tokens_per_second(s);
   if (s.mfu) json["mfu"] = *s.mfu;
+  if (s.mfu_6nd) json["mfu_6nd"] = *s.mfu_6nd;
+  if (s.peak_flops > 0) json["peak_flops"] = s.peak_flops;
+  if (const auto figures = energy_figures(s); !figures.empty()) {
+    json["energy_source"] = !s.energy.gpus          ? "processors: RAPL"
+                            : s.energy.gpus_counted ? "GPUs: counters"
+                                                    : "GPUs: power";
+    for (const auto& [name, value] : figures) json[name] = value;
+    if (s.energy.gpus && s.energy.processors) json["processor_joules"] = *s.energy.processors;
+  }
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
@@ -136,9 +158,14 @@ bool is_short_of_space(const std::string& summary_json) {
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   if (const std::string gpus = gpu_line(s.gpus); !gpus.empty()) text += gpus + "\n";
+  if (s.mfu && s.mfu_6nd)
+    text += fmt::format("MFU {:.1f}% with attention, {:.1f}% by 6 N D, of the {:.1f} TFLOP/s of all GPUs\n",
+                        100 * *s.mfu, 100 * *s.mfu_6nd, s.peak_flops * 1e-12);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
   merit("tokens_per_second", tokens_per_second(s));
   if (s.mfu) merit("mfu", *s.mfu);
+  if (s.mfu_6nd) merit("mfu_6nd", *s.mfu_6nd);
+  for (const auto& [name, value] : energy_figures(s)) merit(name, value);
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));

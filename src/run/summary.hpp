@@ -8,6 +8,7 @@
 
 #include "src/comm/traffic.hpp"
 #include "src/data/shard_file.hpp"
+#include "src/measure/energy.hpp"
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/trace.hpp"
 #include "src/run/progress.hpp"
@@ -23,9 +24,12 @@ struct RunSummary {
   double train_loss = 0;
   std::optional<double> loss_weights;  ///< StepMetrics::loss_weights of the last step
   std::optional<double> validation_loss;
-  double run_seconds = 0;        ///< time of the training steps of this program run
-  std::uint64_t run_tokens = 0;  ///< tokens of these steps
-  std::optional<double> mfu;     ///< MFU of these steps
+  double run_seconds = 0;         ///< time of the training steps of this program run
+  std::uint64_t run_tokens = 0;   ///< tokens of these steps
+  std::optional<double> mfu;      ///< MFU of these steps
+  std::optional<double> mfu_6nd;  ///< the same with 6 N D in place of all FLOPs, see Flops::per_sequence_6nd()
+  double peak_flops = 0;          ///< of all GPUs, per second, by which both divide; 0 where it is not known
+  Energy energy;                  ///< of these steps
   double time_to_first_step = 0;
   LevelTraffic sent;              ///< gradients and weights in these steps, each number on the rank that sent most
   std::uint64_t peak_memory = 0;  ///< host memory of the rank that used most, in bytes

@@ -42,6 +42,43 @@ TEST(Summary, HasTheUtilisationWhereItIsKnown) {
   summary.mfu = 0.25;
   EXPECT_EQ(json::parse(summary_json(summary))["mfu"], 0.25);
   EXPECT_NE(closing_lines(summary).find("\nFOM mfu 0.25\n"), std::string::npos);
+  summary.mfu_6nd = 0.125;
+  summary.peak_flops = 1.5e15;
+  EXPECT_EQ(json::parse(summary_json(summary))["mfu_6nd"], 0.125);
+  EXPECT_EQ(json::parse(summary_json(summary))["peak_flops"], 1.5e15);
+  const std::string lines = closing_lines(summary);
+  EXPECT_NE(lines.find("\nFOM mfu_6nd 0.125\n"), std::string::npos);
+  EXPECT_NE(lines.find("\nMFU 25.0% with attention, 12.5% by 6 N D, of the 1500.0 TFLOP/s of all GPUs\n"),
+            std::string::npos);
+}
+
+TEST(Summary, HasTheEnergyWhereItIsKnown) {
+  RunSummary summary{};
+  summary.progress.step = 14;
+  summary.first_step = 4;
+  summary.run_tokens = 5000;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules"));
+  EXPECT_EQ(closing_lines(summary).find("joules"), std::string::npos);
+  summary.energy.processors = 200;
+  json found = json::parse(summary_json(summary));
+  EXPECT_EQ(found["energy_source"], "processors: RAPL");
+  EXPECT_EQ(found["energy_joules"], 200);
+  EXPECT_EQ(found["joules_per_step"], 20);
+  EXPECT_EQ(found["joules_per_token"], 0.04);
+  EXPECT_EQ(found["tokens_per_wh"], 90'000);
+  EXPECT_FALSE(found.contains("processor_joules"));
+  summary.energy.gpus = 1000;
+  found = json::parse(summary_json(summary));
+  EXPECT_EQ(found["energy_source"], "GPUs: power");
+  EXPECT_EQ(found["energy_joules"], 1000);
+  EXPECT_EQ(found["processor_joules"], 200);
+  summary.energy.gpus_counted = true;
+  EXPECT_EQ(json::parse(summary_json(summary))["energy_source"], "GPUs: counters");
+  EXPECT_NE(closing_lines(summary).find("\nFOM energy_joules 1000\nFOM joules_per_step 100\nFOM joules_per_token 0.2\n"
+                                        "FOM tokens_per_wh 18000\n"),
+            std::string::npos);
+  summary.progress.step = 4;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules")) << "no step was made";
 }
 
 TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
