@@ -1,18 +1,30 @@
 #include "src/measure/rapl.hpp"
 
-#include <filesystem>
-#include <fstream>
+#include <charconv>
 #include <optional>
+
+#include "src/base/files.hpp"
 
 namespace nanorun {
 
 namespace {
 
-template <class Value>
-std::optional<Value> read(const std::string& path) {
-  Value value{};
-  std::ifstream file(path);
-  return file >> value ? std::optional(value) : std::nullopt;
+/// The first line of a short file; empty where it cannot be read.
+std::string line_of(const std::string& path) {
+  constexpr std::uint64_t longest = 64;
+  try {
+    const std::string text = read_start(path, longest, ExitCode::output);
+    return text.substr(0, text.find('\n'));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+std::optional<std::uint64_t> number_of(const std::string& path) {
+  const std::string line = line_of(path);
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+  return error == std::errc() ? std::optional(value) : std::nullopt;
 }
 
 }  // namespace
@@ -21,11 +33,10 @@ Rapl::Rapl(const std::string& powercap) {
   // Packages are intel-rapl:N, also those of AMD; intel-rapl:N:M are their parts, and other names count them again.
   for (int number = 0;; ++number) {
     const std::string folder = powercap + "/intel-rapl:" + std::to_string(number);
-    const auto name = read<std::string>(folder + "/name");
-    if (!name) return;
-    if (!name->starts_with("package")) continue;
-    const auto energy = read<std::uint64_t>(folder + "/energy_uj");
-    const auto range = read<std::uint64_t>(folder + "/max_energy_range_uj");
+    const std::string name = line_of(folder + "/name");
+    if (name.empty()) return;
+    if (!name.starts_with("package")) continue;
+    const auto energy = number_of(folder + "/energy_uj"), range = number_of(folder + "/max_energy_range_uj");
     if (!energy || !range) {
       packages_.clear();
       return;
@@ -37,7 +48,7 @@ Rapl::Rapl(const std::string& powercap) {
 double Rapl::joules() {
   double sum = 0;
   for (Package& package : packages_) {
-    const std::uint64_t now = read<std::uint64_t>(package.folder + "/energy_uj").value_or(package.last);
+    const std::uint64_t now = number_of(package.folder + "/energy_uj").value_or(package.last);
     package.sum += now >= package.last ? now - package.last : now + package.range - package.last;
     package.last = now;
     sum += static_cast<double>(package.sum) * 1e-6;

@@ -51,6 +51,10 @@ OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "sru
 TRAINING = [f"jobscripts/{name}.sbatch" for name in ("train", "ensemble", "sweep")]
 
 
+PROFILERS = {"nsys": ("--trace", "--capture-range", "--output"),
+             "ncu": ("--nvtx", "--nvtx-include", "--set", "--export", "--profile-from-start")}
+
+
 class Wrong(Exception):
     """Why a command cannot work."""
 
@@ -121,6 +125,17 @@ def require_nanorun(word):
     require(re.fullmatch(rf"(build/({presets})/bin/)?nanorun", word), f"{word} is no build of nanorun")
 
 
+def profiled(words, ranks=1):
+    """A profiler whose options are known to be right, and what it starts."""
+    options = PROFILERS[words[0]]
+    end = next((at for at, word in enumerate(words) if word.endswith("nanorun")), len(words))
+    for word in words[1:end]:
+        require(not word.startswith("-") or word.partition("=")[0] in options, f"{words[0]}: unknown option {word}")
+    if end < len(words):
+        require_nanorun(words[end])
+        nanorun(words[end:], ranks)
+
+
 def mpirun(words):
     """Options of Open MPI's beside -n must be those that this test knows to be right."""
     while words[1:2] == ["--mca"]:
@@ -129,6 +144,8 @@ def mpirun(words):
     if len(words) == 1:
         return
     require(words[1] == "-n" and words[2].isdigit(), "mpirun without -n RANKS")
+    if words[3] in PROFILERS:
+        return profiled(words[3:], int(words[2]))
     require_nanorun(words[3])
     nanorun(words[3:], int(words[2]))
 
@@ -336,7 +353,7 @@ CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
     "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
-    "scontrol": words_from(), "lfs": words_from("-c", "-S"),
+    "nsys": profiled, "ncu": profiled, "export": words_from(), "scontrol": words_from(), "lfs": words_from("-c", "-S"),
     "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
 }
 
