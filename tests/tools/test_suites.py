@@ -206,7 +206,8 @@ class Runs(ToolTest):
         said = self.run_tool("jube", "run", FILES / "jube" / "nanorun.yaml", "-o", "out", "-r", "--hide-animation",
                              NANORUN_BENCHMARK_OPTIONS=options())
         rows = re.findall(r"(?m)^\| +(fixed|weak) \| +(\d) \|  PASSED \| +([\d.]+) \| +[\d.]+ \|", said)
-        self.assertEqual([row[:2] for row in rows], [("fixed", "1"), ("fixed", "2"), ("weak", "1"), ("weak", "2")], said)
+        expected = [("fixed", "1"), ("fixed", "2"), ("weak", "1"), ("weak", "2")]
+        self.assertEqual([row[:2] for row in rows], expected, said)
 
     def test_reframe(self):
         said = self.run_tool("reframe", "-C", FILES / "reframe" / "settings.py", "-c",
