@@ -24,7 +24,10 @@ NEIGHBOURS = 10  # steps before and behind a step, by whose median it is judged
 # Reasons for a low clock that point at cooling or power supply. A GPU at its own power limit is usual.
 HEAT = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 # Figures of summary.json: key -> what it is, format, unit, factor.
-ENERGY = {
+MERITS = {
+    "mfu": ("MFU, with attention", ".1f", " %", 100),
+    "mfu_6nd": ("MFU, 6 N D", ".1f", " %", 100),
+    "time_to_first_step_seconds": ("start to end of step 1", ",.1f", " s", 1),
     "energy_joules": ("energy of the run", ",.4g", " kJ", 1e-3),
     "joules_per_step": ("energy of a step", ",.4g", " J", 1),
     "joules_per_token": ("energy of a token", ".3g", " mJ", 1e3),
@@ -280,12 +283,12 @@ def figures_table(report):
         ["training loss", number(report.watched.last("loss"), ".5f")],
         ["training", number(run.seconds, ",.2f", " s")],
         ["step, median", number(statistics.median(times) if times else math.nan, ",.1f", " ms")],
-        ["tokens/s", number(report.tokens_per_second, ",.0f")], ["MFU", number(report.figure("mfu"), ".1f", " %", 100)],
-        ["start to end of step 1", number(report.figure("time_to_first_step_seconds"), ".1f", " s")],
+        ["tokens/s", number(report.tokens_per_second, ",.0f")],
         ["memory of a rank, at most", number(memory, ".2f", " GB", 1e-9)],
         ["slowest rank, above the mean", f"{report.slowest}, {number(report.excess, '+.1f', ' %', 100)}"
          if report.slowest is not None else "—"],
-        *([name, number(report.figure(key), *how)] for key, (name, *how) in ENERGY.items()), *report.further]
+        *([name, number(report.figure(key), *how)] for key, (name, *how) in MERITS.items()),
+        ["energy is that of", str(report.summary.get("energy_source") or "—")], *report.further]
     return [["figure", "value"], *(row for row in rows if row[1] != "—")]
 
 
@@ -320,7 +323,7 @@ def tiles(report):
     run = report.run
     energy = report.figure("joules_per_token")
     times = report.step_times
-    last = ((number(energy, *ENERGY["joules_per_token"][1:]), "energy of a token") if math.isfinite(energy) else
+    last = ((number(energy, *MERITS["joules_per_token"][1:]), "energy of a token") if math.isfinite(energy) else
             (number(statistics.median(times) if times else math.nan, ",.1f", " ms"), "step, median"))
     loss = ((number(run.loss, ".4f"), "validation loss") if math.isfinite(run.loss) else
             (number(report.watched.last("loss"), ".4f"), "training loss"))

@@ -196,7 +196,7 @@ class Output(RunPageTest):
         code, output, error = self.end("compare.py", folder, folder, "--target", 3.25, "-o", "page.html")
         self.assertEqual((code, error), (0, ""))
         self.assertTrue(output.endswith("\n\npage.html\n"))
-        for line in (r"validation loss +3\.00000", r"tokens/s +10,240", r"MFU +45\.7 %",
+        for line in (r"validation loss +3\.00000", r"tokens/s +10,240", r"MFU, with attention +45\.7 %",
                      r"to 3\.25 +25\.0 steps, 2\.50 s, 25,600 tokens", r"validation +25\.0 % +33\.33 +16\.67 +66\.67",
                      r"Validation, of the time: 25\.0 %\. .*"):
             self.assertRegex(output, rf"(?m)^{line}$")
@@ -217,9 +217,9 @@ class Output(RunPageTest):
 
     def test_energy(self):
         report = self.report(energy_joules=123456.0, joules_per_step=12.5, joules_per_token=0.00123,
-                             tokens_per_wh=2926829)
+                             tokens_per_wh=2926829, energy_source="GPUs: counters", mfu_6nd=0.4)
         for row in (["energy of the run", "123.5 kJ"], ["energy of a step", "12.5 J"], ["energy of a token", "1.23 mJ"],
-                    ["tokens per Wh", "2,926,829"]):
+                    ["tokens per Wh", "2,926,829"], ["energy is that of", "GPUs: counters"], ["MFU, 6 N D", "40.0 %"]):
             self.assertIn(row, run_page.figures_table(report))
         self.assertIn("energy of a token", Page(run_page.document(report)).texts["span"])
 
