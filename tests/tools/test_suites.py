@@ -68,9 +68,12 @@ def reframe_test(kind, ranks, folder):
                           reframe__core__backends={"getlauncher": lambda name: lambda: name},
                           reframe__core__builtins={"parameter": list, "variable": lambda kind, value: value,
                                                    "run_before": decorator, "sanity_function": lambda check: check})
+    prefix = folder / "a prefix" / "benchmarks" / "reframe"
+    prefix.mkdir(parents=True)
+    (folder / "a prefix" / "jobscripts").symlink_to(ROOT / "jobscripts")
     test = module.nanorun_benchmark()
     launcher = types.SimpleNamespace(registered_name="mpirun")
-    vars(test).update(kind=kind, num_tasks=ranks, options=options(), prefix=str(FILES / "reframe"), job=mock.Mock(),
+    vars(test).update(kind=kind, num_tasks=ranks, options=options(), prefix=str(prefix), job=mock.Mock(),
                       current_partition=types.SimpleNamespace(launcher_type=launcher), stagedir=str(folder),
                       stdout=str(folder / "output"), perf_variables={})
     return test
