@@ -213,7 +213,8 @@ def judge(benchmark, build, runs):
 
 def energy(run, tokens_per_second):
     """Joules that the GPUs take for a token; None where the power of one of them is not known."""
-    watts = [gpu.get("avg_power_watts", 0) for gpu in run.summary.get("gpus", [])]
+    # Each entry is the GPU of a rank, or the mean of those of a group of ranks.
+    watts = [gpu.get("avg_power_watts", 0) * gpu.get("ranks", 1) for gpu in run.summary.get("gpus", [])]
     return sum(watts) / tokens_per_second if watts and min(watts) > 0 else None
 
 

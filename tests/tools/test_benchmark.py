@@ -226,6 +226,8 @@ class Work(BenchmarkTest):
         self.assertIsNone(benchmark.figures(work, runs[:1])["mfu"])
         runs[2].summary["gpus"] = [{"avg_power_watts": 300.0}, {"avg_power_watts": 500.0}]
         self.assertAlmostEqual(benchmark.figures(work, runs)["joules_per_token"], 800 * 2.5 / (4 * 256 * 7))
+        runs[2].summary["gpus"][1] |= {"first_rank": 1, "ranks": 3}  # the mean of a group
+        self.assertAlmostEqual(benchmark.figures(work, runs)["joules_per_token"], 1800 * 2.5 / (4 * 256 * 7))
         runs[2].summary["gpus"][1]["avg_power_watts"] = 0  # not known
         self.assertIsNone(benchmark.figures(work, runs)["joules_per_token"])
 
