@@ -55,6 +55,8 @@ if ! "$quick"; then
   packages+=(mpich)
   # Tests run exported models in PyTorch.
   packages+=(python3-torch)
+  # Tests run the benchmark in JUBE.
+  packages+=(jube)
   # tests/install compiles the sources for ARM too.
   [[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
 fi

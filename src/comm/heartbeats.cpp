@@ -51,7 +51,6 @@ Heartbeats::Heartbeats(std::string directory, const NodeLayout& layout, int rank
     : files_(std::move(directory)),
       layout_(layout),
       hosts_(std::move(hosts)),
-      rank_(rank),
       node_number_(layout.node_of(rank)),
       place_(layout.place_of(rank)),
       node_(node),

@@ -4,9 +4,12 @@ says of GPUs that compute. Exit code 77 where there are fewer than two GPUs."""
 import functools
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
@@ -40,6 +43,50 @@ class Auto(Devices, FaultTest):
 
 class Nccl(Devices, FaultTest):
     transport = "nccl"
+
+
+class Network(FaultTest):
+    """Two ranks as two nodes, between which nothing travels."""
+
+    timeout = 10
+    sockets = ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_FAMILY=AF_INET")
+
+    def over(self, *faults):
+        return self.start(2, *LostRanks.long_run, "model.width=128", "model.heads=1", "model.head_dim=128",
+                          "train.sequences=2", "validation.tokens=0", "comm.ranks_per_node=1",
+                          f"comm.timeout_seconds={self.timeout}",
+                          wrapper=["env", *self.sockets, f"LD_PRELOAD={os.environ['NANORUN_FAULTY_NETWORK']}",
+                                   "FAULT_RANK=1", *faults])
+
+    def assert_said(self, job, begin):
+        self.assertEqual(job.wait(), 6, job.text())
+        self.assertLess(time.monotonic() - begin, self.timeout + 30)
+        said = [line for line in job.messages() if f"did not complete within {self.timeout} s" in line]
+        self.assertTrue(said, job.text())
+        return said
+
+    def test_no_answer_at_the_start(self):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            # The queue is full after one or two of these; no later connection is answered.
+            waiting = [socket.socket() for _ in range(4)]
+            for one in waiting:
+                one.setblocking(False)
+                one.connect_ex(listener.getsockname())
+            begin = time.monotonic()
+            said = self.assert_said(self.over(f"FAULT_PORT={listener.getsockname()[1]}"), begin)
+            for one in waiting:
+                one.close()
+        for line in said:
+            self.assertRegex(line, rf"rank \d: set-up of NCCL on node {re.escape(os.uname().nodename)} .*NCCL_SOCKET_IFNAME")
+
+    def test_silence_in_the_middle(self):
+        job = self.over(f"FAULT_FILE={self.folder / 'silent'}")
+        job.until_step(3)
+        (self.folder / "silent").touch()
+        for line in self.assert_said(job, time.monotonic()):
+            self.assertRegex(line, r"rank \d: .* at step \d+ ")
 
 
 class Idle(FaultTest):
