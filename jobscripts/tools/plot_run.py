@@ -260,10 +260,11 @@ def level_of(event):
 
 def read_events(path, rank):
     """The complete events of a rank in trace.json, and the names of its tracks by number. Throws ToolError."""
-    complete, tracks = [], {}
+    complete, tracks, ranks = [], {}, set()
     for event in tool.field(tool.read_json(path), "traceEvents", list, path):
         tool.require(event, dict, path, "an event")
-        if tool.field(event, "pid", int, path) != rank:
+        ranks.add(tool.field(event, "pid", int, path))
+        if event["pid"] != rank:
             continue
         track, name = tool.field(event, "tid", int, path), short(tool.field(event, "name", str, path))
         if event.get("ph") == "M" and name == "thread_name":
@@ -273,6 +274,10 @@ def read_events(path, rank):
             tool.field(event, "ts", float, path)
             tool.field(event, "dur", float, path, least=0)
             complete.append(event | {"name": EARLIER_NAMES.get(name, name) + level_of(event)})
+    if ranks and rank not in ranks:
+        held = sorted(ranks)
+        raise tool.ToolError(f"{path}: holds no rank {rank}, but {', '.join(map(str, held[:16]))}"
+                             f"{', ...' if len(held) > 16 else ''}; of more than 256 ranks it holds a few (trace.ranks)")
     return complete, tracks
 
 

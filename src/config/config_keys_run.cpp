@@ -59,8 +59,8 @@ std::vector<Key> trace_keys() {
       {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
       {NANORUN_KEY(trace, ranks), operates, any(),
        "what trace.h5 holds of the ranks: all of them, or quantiles over the ranks of a node, which take no more room "
-       "on "
-       "more ranks; auto: quantiles above 256 ranks"},
+       "on more ranks; summary.json then has the GPUs by the same groups, and trace.json a few ranks; auto: quantiles "
+       "above 256 ranks"},
   };
 }
 

@@ -2,7 +2,6 @@
 // Power, clock and throttle reasons of the GPUs of all ranks in some of the steps, so that a slow GPU is seen.
 
 #include <future>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,17 +10,11 @@
 #include <vector>
 
 #include "src/comm/comm.hpp"
+#include "src/measure/gpu_records.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/nvml.hpp"
 
 namespace nanorun {
-
-/// The GPU of a rank over all looks. Looks in which NVML gave no clock or no power do not count for this number.
-struct GpuRecord {
-  double least_clock = 0, mean_clock = 0;  ///< MHz
-  double mean_power = 0, most_power = 0;   ///< watts
-  std::map<std::string, long> throttled;   ///< by throttle_names(): number of looks that found it
-};
 
 class GpuMonitor {
  public:
@@ -77,9 +70,5 @@ class GpuMonitor {
   std::vector<Sums> sums_;  ///< by rank; the means in `record` are sums until records() divides them
   long looks_ = 0;
 };
-
-/// A line for the end of a run with clocks, power, and the ranks whose GPUs were throttled; empty where no clock is
-/// known.
-std::string gpu_line(std::span<const GpuRecord> records);
 
 }  // namespace nanorun

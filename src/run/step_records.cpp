@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/config/schedule.hpp"
+#include "src/measure/trace_columns.hpp"
 #include "src/run/log_lines.hpp"
 
 namespace nanorun {
@@ -131,6 +132,8 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   context_.sample_device_memory();
   summary.peak_device_memory = comm.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.gpus = gpus_.records();
+  const TraceColumns columns(config_.trace.ranks, run_.learner.tensor_comm.layout());
+  if (columns.grouped()) summary.gpu_groups = group_gpus(summary.gpus, columns);
   summary.gpu_looks = gpus_.looks();
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();

@@ -23,16 +23,35 @@ double tokens_per_second(const RunSummary& s) {
   return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
-/// A list by rank.
-nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
-  auto list = nlohmann::ordered_json::array();
-  for (const GpuRecord& gpu : gpus) {
-    list.push_back({{"min_clock_mhz", gpu.least_clock},
-                    {"avg_clock_mhz", gpu.mean_clock},
-                    {"avg_power_watts", gpu.mean_power},
-                    {"max_power_watts", gpu.most_power},
-                    {"throttled", gpu.throttled}});
+nlohmann::ordered_json gpu_json(const GpuRecord& gpu) {
+  return {{"min_clock_mhz", gpu.least_clock},
+          {"avg_clock_mhz", gpu.mean_clock},
+          {"avg_power_watts", gpu.mean_power},
+          {"max_power_watts", gpu.most_power},
+          {"throttled", gpu.throttled}};
+}
+
+nlohmann::ordered_json group_json(const GpuGroup& group) {
+  nlohmann::ordered_json json = {{"first_rank", group.first_rank}, {"ranks", group.ranks}};
+  json.update(gpu_json(group.all));
+  if (group.slowest >= 0) {
+    json["slowest"] = {{"rank", group.slowest}, {"avg_clock_mhz", group.slowest_clock}};
+    json["fastest"] = {{"rank", group.fastest}, {"avg_clock_mhz", group.fastest_clock}};
   }
+  for (const auto& [name, throttled] : group.throttled) {
+    auto most = nlohmann::ordered_json::array();
+    for (const auto& [rank, looks] : throttled.most) most.push_back({{"rank", rank}, {"looks", looks}});
+    json["throttled_ranks"][name] = {{"ranks", throttled.ranks}, {"most", most}};
+  }
+  return json;
+}
+
+/// A list by rank, or by group of ranks.
+nlohmann::ordered_json gpus_json(const RunSummary& s) {
+  auto list = nlohmann::ordered_json::array();
+  for (const GpuGroup& group : s.gpu_groups) list.push_back(group_json(group));
+  if (!s.gpu_groups.empty()) return list;
+  for (const GpuRecord& gpu : s.gpus) list.push_back(gpu_json(gpu));
   return list;
 }
 
@@ -103,7 +122,7 @@ std::string summary_json(const RunSummary& s) {
   if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;
   if (!s.gpus.empty()) {
     json["gpu_looks"] = s.gpu_looks;
-    json["gpus"] = gpus_json(s.gpus);
+    json["gpus"] = gpus_json(s);
   }
   for (int i = 0; i < Trace::phases; ++i) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {

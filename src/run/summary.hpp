@@ -9,7 +9,7 @@
 #include "src/comm/traffic.hpp"
 #include "src/data/shard_file.hpp"
 #include "src/measure/energy.hpp"
-#include "src/measure/gpu_monitor.hpp"
+#include "src/measure/gpu_records.hpp"
 #include "src/measure/trace.hpp"
 #include "src/run/progress.hpp"
 #include "src/run/provenance.hpp"
@@ -37,7 +37,8 @@ struct RunSummary {
   /// Largest memory in use on any rank's device, by all processes, in bytes. It is measured after setup, after the
   /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
-  std::vector<GpuRecord> gpus;  ///< GpuMonitor::records()
+  std::vector<GpuRecord> gpus;       ///< GpuMonitor::records()
+  std::vector<GpuGroup> gpu_groups;  ///< of `gpus`; empty where summary.json has each rank
   long gpu_looks = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;

@@ -70,6 +70,12 @@ class DryRun(FaultTest):
         self.assert_refused_alike("train.steps=3", code=2)
         self.assert_refused_alike("train.steps=3", f"checkpoint.restart={self.checkpoint(6)}", code=2)
 
+    def test_step_larger_than_the_shards(self):
+        """Refused before the run allocates or writes anything."""
+        refusal = self.assert_ends_alike("train.sequences=60000", code=3)
+        self.assertRegex(refusal, "no shard holds the 15360001 tokens of one step: the largest of 1 shards holds .*")
+        self.assertFalse(self.run_folder().exists())
+
     def test_another_training(self):
         self.begin()
         shutil.copy(self.checkpoint(3), self.folder / "first.h5")

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/measure/trace_columns.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -97,6 +99,33 @@ TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
                                     {"max_power_watts", 420},
                                     {"throttled", {{"hw_thermal_slowdown", 9}}}}));
   EXPECT_NE(closing_lines(summary).find("\nGPUs: mean SM clock 1300 MHz on rank 1 to"), std::string::npos);
+}
+
+TEST(Summary, HasGpusOfGroupsOnManyRanks) {
+  RunSummary summary{};
+  summary.gpus.assign(4096, {1900, 1950, 600, 690, {{"sw_power_cap", 3}, {"hw_slowdown", 1}}});
+  summary.gpus[17] = {1200, 1300, 400, 420, {{"hw_slowdown", 9}}};
+  const TraceColumns columns(TraceRanks::automatic, NodeLayout::consecutive(4096, 8));
+  summary.gpu_groups = group_gpus(summary.gpus, columns);
+  const std::string text = summary_json(summary);
+  EXPECT_LT(text.size(), 150000u);
+  const json gpus = json::parse(text)["gpus"];
+  ASSERT_EQ(gpus.size(), 64u);
+  const json first = {{"first_rank", 0},
+                      {"ranks", 64},
+                      {"min_clock_mhz", 1200},
+                      {"avg_clock_mhz", 1950 - 650.0 / 64},
+                      {"avg_power_watts", 600 - 200.0 / 64},
+                      {"max_power_watts", 690},
+                      {"throttled", {{"hw_slowdown", 72}, {"sw_power_cap", 189}}},
+                      {"slowest", {{"rank", 17}, {"avg_clock_mhz", 1300}}},
+                      {"fastest", {{"rank", 0}, {"avg_clock_mhz", 1950}}}};
+  for (const auto& [key, value] : first.items()) EXPECT_EQ(gpus[0][key], value) << key;
+  const json slowed = gpus[0]["throttled_ranks"]["hw_slowdown"];
+  EXPECT_EQ(slowed["ranks"], 64);
+  EXPECT_EQ(slowed["most"].size(), 4u);
+  EXPECT_EQ(slowed["most"][0], (json{{"rank", 17}, {"looks", 9}}));
+  EXPECT_EQ(gpus[63]["first_rank"], 4032);
 }
 
 TEST(Summary, HasWhatRanksHaveSentInAStep) {
