@@ -142,6 +142,9 @@ def read_report(run):
     """The report of a run of runs.py. Warns where trace.h5 cannot be read. Throws ToolError for other files."""
     report = Report(run, Watched(run.folder, run.label, once=True))
     report.watched.poll()
+    last = max(report.watched.metrics.steps, key=lambda line: line["step"], default={"step": 0})
+    if last["step"] > run.steps:  # the run goes on; the summary is that of an earlier start
+        run.summary, run.steps, run.seconds = {}, last["step"], last.get("train_seconds", math.nan)
     trace = run.folder / "trace.h5"
     if os.path.lexists(trace):
         try:

@@ -159,6 +159,14 @@ class Sources(RunPageTest):
                          ("nanorun 1.2.3 (abc)", "n1 (2), n2 (2)", "2", "2"))
         self.assertEqual(report.tokens_per_second, 10240)
 
+    def test_a_run_that_goes_on(self):
+        """Its summary is of the start before, which ended at step 20."""
+        report = self.report(finished=False, stopped_by="SIGTERM received", steps=20, train_seconds=2.0)
+        self.assertEqual(run_page.notes(report), ["The run has not ended."])
+        rows = run_page.figures_table(report)
+        for row in (["state", "not ended"], ["steps", "30"], ["training", "3.00 s"]):
+            self.assertIn(row, rows)
+
     def test_without_modules_the_summary_has_the_phases(self):
         folder = write_run(Path("a"), LOSSES, summary={"phases": times(), "first_step": 10})
         self.write_trace(folder)

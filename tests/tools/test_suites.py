@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import types
-import unittest
 from pathlib import Path
 from unittest import mock
 
