@@ -76,7 +76,9 @@ if ! "$quick"; then
   packages+=(mpich)
   # Tests run exported models in PyTorch.
   packages+=(python3-torch)
-  # tests/install compiles the sources for ARM too.
+  # tests/install looks at man pages and module files, and configures builds with other libraries.
+  packages+=(help2man man-db environment-modules libblis-serial-dev libmpich-dev libhdf5-mpich-dev)
+  # It also compiles the sources for ARM.
   [[ $(uname -m) != x86_64 ]] || packages+=(g++-aarch64-linux-gnu)
 fi
 
