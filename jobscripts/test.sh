@@ -76,6 +76,8 @@ if ! "$quick"; then
   packages+=(mpich)
   # Tests run exported models in PyTorch.
   packages+=(python3-torch)
+  # Tests run the benchmark in JUBE.
+  packages+=(jube)
   # tests/install looks at man pages and module files, and configures builds with other libraries.
   packages+=(help2man man-db environment-modules libblis-serial-dev libmpich-dev libhdf5-mpich-dev)
   # It also compiles the sources for ARM.

@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 CODE = (".hpp", ".cpp", ".cu", ".cuh")
-FOLDERS = ("src", "kernels", "tests", "jobscripts", "docs", "cmake", "spack", "inputs")
+FOLDERS = ("src", "kernels", "tests", "jobscripts", "docs", "cmake", "spack", "inputs", "benchmarks")
 HIDDEN_FOLDERS = (".github",)
 # Files whose comments begin with #, but Python's.
 HASH = (".sh", ".sbatch", ".toml", ".cmake", ".yml", ".yaml")

@@ -296,6 +296,12 @@ def result(benchmark, machine, runs, given):
 # --- The benchmark ----------------------------------------------------------------------------------------------------
 
 
+def merits(found):
+    """The figures of merit that are known, each on a line that programs can read, as in the log of a run."""
+    known = {"ranks": found["ranks"], "loss": found["loss"]} | found["figures"]
+    return "\n".join(f"FOM {name} {value:.9g}" for name, value in known.items() if value is not None)
+
+
 def steps_that_fit(first, seconds):
     """Steps of a run of `seconds`, judged by the time that `first` took in each step and outside of its steps."""
     step = statistics.mean(first.times)
@@ -402,8 +408,8 @@ def main():
     tool.replace(path, json.dumps(found, indent=2) + "\n")
     import machines
 
-    tool.say(f"\n{machines.text([machines.Result(path, found)])}\n\n{path}\n\n{found['verdict']}"
-             + (f": {found['why']}" if found["why"] else ""))
+    verdict = found["verdict"] + (f": {found['why']}" if found["why"] else "")
+    tool.say("\n" + "\n\n".join((machines.text([machines.Result(path, found)]), merits(found), str(path), verdict)))
     return EXIT_CODES[found["verdict"]]
 
 

@@ -49,7 +49,6 @@ std::optional<Culprit> HeartbeatSlot::culprit(std::uint64_t collective) const {
 Heartbeats::Heartbeats(std::string directory, const NodeLayout& layout, int rank, std::span<HeartbeatSlot> node)
     : files_(std::move(directory)),
       layout_(layout),
-      rank_(rank),
       node_number_(layout.node_of(rank)),
       place_(layout.place_of(rank)),
       node_(node),

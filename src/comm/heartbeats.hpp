@@ -102,7 +102,7 @@ class Heartbeats {
 
   const HeartbeatFiles files_;
   const NodeLayout layout_;
-  const int rank_, node_number_, place_;
+  const int node_number_, place_;
   const std::span<HeartbeatSlot> node_;
   std::vector<std::uint64_t> seen_;  ///< beats of the lower ranks of the node in the last round
   std::vector<int> still_;           ///< rounds for which they have not changed

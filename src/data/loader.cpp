@@ -130,7 +130,8 @@ class Loader::Impl {
 
 Loader::Loader(TokenStream stream, Cursor start, long step, std::vector<int> sequences, int vocabulary,
                int prefetch_steps) {
-  for (const auto& [first, shape] : stream.plan().parts()) {
+  for (const StepPlan::Part& part : stream.plan().parts()) {
+    const StepShape& shape = part.shape;
     const auto fits = [&](int sequence) { return sequence >= 0 && sequence < shape.sequences; };
     if (!sequences.empty() && std::ranges::all_of(sequences, fits) && prefetch_steps >= 1) continue;
     throw Error(ExitCode::internal, fmt::format("sequences {} do not fit a step of {} sequences",

@@ -83,7 +83,10 @@ std::vector<MatrixPlan> matrices_of(const ParameterTable& table, int ranks) {
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.group != Group::matrix) continue;
     const auto [rows, cols] = std::minmax(bucket.rows, bucket.cols);
-    const auto same = [&](const MatrixPlan& shape) { return shape.rows == rows && shape.cols == cols; };
+    // Clang before 16 cannot capture structured bindings.
+    const auto same = [rows = rows, cols = cols](const MatrixPlan& shape) {
+      return shape.rows == rows && shape.cols == cols;
+    };
     auto shape = std::ranges::find_if(shapes, same);
     if (shape == shapes.end()) shape = shapes.insert(shapes.end(), {.rows = rows, .cols = cols});
     shape->count += bucket.units;

@@ -45,7 +45,8 @@ PLACEHOLDERS = {
 # Blocks that are neither commands nor decks, by their first words.
 OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
                 ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
-                ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{")}
+                ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{"),
+                ("pbs_flux.md", "#!/bin/bash"), ("benchmark_suites.md", "FOM "), ("benchmark_suites.md", "reference = ")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names of subcommands in a text
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
@@ -313,8 +314,9 @@ def cmake(words):
 
 
 def apt_get(words):
-    listed = (ROOT / "jobscripts" / "setup.sh").read_text().split("packages=(")[1].split(")")[0].split()
-    require(words[1] == "install" and set(words[2:]) <= set(listed), f"not in setup.sh: {set(words[2:]) - set(listed)}")
+    scripts = "".join((ROOT / "jobscripts" / name).read_text() for name in ("setup.sh", "test.sh"))
+    listed = " ".join(re.findall(r"\bpackages\+?=\(([^)]*)\)", scripts)).split()
+    require(words[1] == "install" and set(words[2:]) <= set(listed), f"in no script: {set(words[2:]) - set(listed)}")
 
 
 def spack(words):
@@ -335,11 +337,22 @@ def words_from(*known):
     return check
 
 
+def with_files_from(*known):
+    """As words_from(); files of the repository must be there."""
+    def check(words):
+        words_from(*known)(words)
+        for word in words[1:]:
+            require(not re.match("(benchmarks|spack)/", word) or (ROOT / word).exists(), f"{word}: no such file")
+    return check
+
+
 CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
     "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
-    "scontrol": words_from(), "lfs": words_from("-c", "-S"),
+    "scontrol": words_from(), "lfs": words_from("-c", "-S"), "cp": with_files_from("-r", "-al"), ".": words_from(),
+    "jube": with_files_from("-o", "-r", "-t"), "benchpark": words_from("--dest"), "ramble": words_from("--workspace-dir"),
+    "reframe": with_files_from("-C", "-c", "--system", "-P", "-S", "-n", "-r", "--performance-report"),
     "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
 }
 

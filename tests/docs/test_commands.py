@@ -83,6 +83,7 @@ class Commands(unittest.TestCase):
             "jobscripts/tools/get_fineweb.py --shards 104", f"sbatch --array=1-9 jobscripts/sweep.sbatch {deck}",
             "jobscripts/tools/get_fineweb.py --program build/gpu/bin/nanorun",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make", "jobscripts/benchmark.sh --rank 2",
+            "jube run benchmarks/jube/none.yaml", "cp -r spack/none .", "apt-get install jubes",
             "jobscripts/record.sh inputs/record21.toml", "jobscripts/record.sh none.toml --seeds 2",
             "nanorun keys mu0n",
             "jobscripts/record.sh inputs/record21.toml --seeds 2 -- train.wide=1",

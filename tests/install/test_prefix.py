@@ -23,6 +23,14 @@ class Prefix(installed.Installed):
         self.assertEqual(list(self.elsewhere.iterdir()), [self.prefix], "a dry run writes nothing")
         self.assertTrue((inputs / "studies" / "strong.toml").is_file())
 
+    def test_files_for_suites_of_benchmarks(self):
+        """They name the job scripts by their place beside them."""
+        share = self.prefix / "share" / "nanorun"
+        for name in ("jube/nanorun.yaml", "reframe/nanorun_test.py", "reframe/settings.py",
+                     "benchpark/repo/nanorun/application.py", "benchpark/experiments/nanorun/experiment.py"):
+            self.assertTrue((share / "benchmarks" / name).is_file(), name)
+        self.assertTrue(os.access(share / "jobscripts" / "benchmark.sh", os.X_OK))
+
     def test_documents_and_job_scripts(self):
         documents = self.prefix / "share" / "doc" / "nanorun"
         for name in ("README.md", "LICENSE", "docs/keys.md", "docs/building.md"):
