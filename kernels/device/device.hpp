@@ -24,10 +24,6 @@ enum class Gemms { none, timed, reproducible };
 /// Version and execution space of the Kokkos that the portable implementations run on: "3.7.1, Serial".
 std::string kokkos_version();
 
-/// Whether the limits on this process leave room for the buffers that OpenBLAS allocates in its first GEMM. Without
-/// room OpenBLAS would retry for ever. Call it after start_kokkos().
-bool room_for_blas_buffers();
-
 // What the device of each implementation is:
 //   on_host        whether tensors lie in host memory
 //   runtime_bytes  upper bound of the device memory that driver and libraries take beside allocate(), in bytes

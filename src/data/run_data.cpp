@@ -170,8 +170,19 @@ std::vector<std::string> check_shards(Comm& comm, RunData& data, const Config& c
 
 RunData open_run_data(Comm& comm, const Config& config) {
   RunData data;
-  data.train = list_shards(comm, config.data.train);
-  data.validation = list_shards(comm, validation_patterns(config));
+  ErrorList absent;  // of both lists, to report them at once
+  const auto list = [&](const std::vector<std::string>& patterns) {
+    try {
+      return list_shards(comm, patterns);
+    } catch (const Error& error) {
+      if (error.scope() != Scope::all_ranks || error.code() != ExitCode::data) throw;
+      absent.add(error.what());
+      return ShardList();
+    }
+  };
+  data.train = list(config.data.train);
+  data.validation = list(validation_patterns(config));
+  absent.rethrow(ExitCode::data, Scope::all_ranks);
   ShardOpener opener(comm, config, data);
   open_training(opener, data, config, {}, 0, config.train.steps);
   require_whole_steps(data, config);

@@ -39,6 +39,7 @@ from study.study_file import read_study  # noqa: E402
 PLACEHOLDERS = {
     "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/strong.toml", "SHARD.bin": "shard.bin",
     "SWEEP.toml": "inputs/sweeps/muon_lr.toml",
+    "WORD": "muon",
     "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
@@ -317,14 +318,16 @@ def test_program(words):
 
 
 def cmake(words):
-    known = {"--preset", "--build", "--install", "--prefix", "--parallel", "--target", "-S", "-B"}
+    known = {"--preset", "--build", "--install", "--prefix", "--parallel", "--target", "--component", "-S", "-B"}
+    variables = ("Kokkos_ROOT", "BLA_VENDOR", "BLAS_LIBRARIES", "MPI_C_COMPILER", "HDF5_C_COMPILER_EXECUTABLE")
     if "--preset" in words:
         require_preset(words, "buildPresets" if "--build" in words else "configurePresets")
     for word in words[1:]:
         if word.startswith("-DNANORUN_"):
             require(f"({word[2:].partition('=')[0]} " in cmake_texts(), f"{word} is no option of the project")
         elif word.startswith("-"):
-            require(word in known or re.match(r"-D(CMAKE_\w+|Kokkos_ROOT)=", word), f"cmake: unknown option {word}")
+            require(word in known or re.match(rf"-D(CMAKE_\w+|{'|'.join(variables)})=", word),
+                    f"cmake: unknown option {word}")
 
 
 def apt_get(words):
