@@ -9,6 +9,7 @@
 #include "src/base/output_file.hpp"
 #include "src/optimizer/rule_traits.hpp"
 #include "src/run/checkpoint_names.hpp"
+#include "src/run/deck_mark.hpp"
 #include "src/storage/h5.hpp"
 #include "src/storage/h5_partial.hpp"
 
@@ -61,27 +62,9 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// Whether one run does not have both decks that differ so: in its name, or in what trains, but not in the steps.
-bool tells_runs_apart(const KeyChange& change) {
-  return change.key == "run.name" || (change.role != Role::operates && change.key != "train.steps");
-}
-
-/// A space and a hash, which decks of one run have in common. Empty where the deck is none of this program.
-std::string mark_of(const std::string& deck) {
-  std::string mark;
-  quietly([&] {
-    std::string differences;
-    for (const KeyChange& change : deck_changes(deck, Config{})) {
-      if (tells_runs_apart(change)) differences += change.text + "\n";
-    }
-    mark = fmt::format(" {:016x}", h5::checksum(differences));
-  });
-  return mark;
-}
-
 /// The marks of a file's deck and of those before it, the newest 64.
 std::string marks_of(const CheckpointHeader& header) {
-  const std::string mark = mark_of(header.deck), marks = header.earlier_decks + mark;
+  const std::string mark = run_mark(header.deck), marks = header.earlier_decks + mark;
   return marks.substr(marks.size() - std::min(marks.size(), 64 * mark.size()));
 }
 
@@ -94,7 +77,8 @@ Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string
     : comm_(comm),
       config_(config),
       hints_(parse_mpi_hints(config.mpi_hints).value_or(MpiHints{})),
-      directory_(std::move(directory)) {
+      directory_(std::move(directory)),
+      mark_(run_mark(deck)) {
   header_.deck = std::move(deck);
   header_.model = std::move(model);
 }
@@ -147,8 +131,8 @@ void Checkpoints::require_own(const std::string& path) const {
                 fmt::format("{}: a checkpoint of another {}, which this run has not written", path, whose));
   };
   if (found.model != header_.model) refuse("model");
-  const std::string mark = mark_of(found.deck);
-  const bool own = mark == mark_of(header_.deck) || header_.earlier_decks.find(mark) != std::string::npos;
+  const std::string mark = run_mark(found.deck);
+  const bool own = mark == mark_ || header_.earlier_decks.find(mark) != std::string::npos;
   if (mark.empty() || !own) refuse("training");
 }
 
@@ -277,7 +261,7 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
   read_tensors(comm_, path, contents.header, slabs);
   restored_file_ = path;
   restored_ = contents.header;
-  const bool same = mark_of(restored_.deck) == mark_of(header_.deck);
+  const bool same = run_mark(restored_.deck) == mark_;
   header_.earlier_decks = same ? restored_.earlier_decks : marks_of(restored_);
   return contents.header.progress;
 }

@@ -118,6 +118,7 @@ class Checkpoints {
   const CheckpointConfig& config_;
   const MpiHints hints_;
   std::string directory_;
+  const std::string mark_;      ///< run_mark() of the run's deck
   CheckpointLink link_;         ///< on rank 0
   Descriptor opened_;           ///< on rank 0: the directory of the last save()
   CheckpointHeader header_;     ///< what all files of this run share

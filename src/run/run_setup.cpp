@@ -6,6 +6,7 @@
 
 #include "src/base/files.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/run/deck_mark.hpp"
 #include "src/run/earlier_run.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/log_lines.hpp"
@@ -52,7 +53,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   }
   comm.together([&] {
     if (!comm.root()) return;
-    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
+    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step, training_mark(to_toml(config)));
     log.open(directory.file("log.txt"));
   });
   comm.set_log(directory.file("log.txt"));

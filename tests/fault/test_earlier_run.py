@@ -60,6 +60,34 @@ class EarlierRun(FaultTest):
         self.assertEqual({name: text for name, text in kept.items() if "heartbeats" not in name.parts},
                          {name: text for name, text in before.items() if "heartbeats" not in name.parts})
 
+    def test_deck_of_a_killed_run_that_was_changed_in_its_place(self):
+        """The metrics tell which deck made them. Of an earlier program's, the deck that is newer has not."""
+        stop = ("trace.enabled=false", "stop.step=1")
+        self.train(None, "run.name=other", "optimizer.adam_beta1=0.85", *stop, code=75)
+        job = self.start(None, "train.steps=12", "trace.enabled=false", "run.log_every=1")
+        job.until_step(3)
+        job.kill()
+        run, kept = self.run_folder(), self.folder / "outputs" / "run.1"
+        killed, own = (run / "metrics.jsonl").read_bytes(), (run / "deck.toml").read_bytes()
+        other = (self.folder / "outputs" / "other" / "deck.toml").read_bytes()
+        unmarked = re.sub(rb',"deck":[0-9]+', b"", killed)
+        self.assertNotEqual(killed, unmarked)
+        for metrics in (killed, unmarked):
+            for deck, again in ((own, True), (other, False), (own.replace(b"muon_lr = 0.05", b"muon_lr = 0.07"), False)):
+                shutil.rmtree(run)
+                run.mkdir()
+                (run / "metrics.jsonl").write_bytes(metrics)
+                (run / "deck.toml").write_bytes(deck)
+                newer = not again or metrics == killed
+                os.utime(run / "deck.toml", (time := (run / "metrics.jsonl").stat().st_mtime + (10 if newer else -10), time))
+                job = Job(self.folder, None, ["train", "outputs/run/deck.toml", "run.name=run", *stop])
+                self.assertEqual(job.wait(), 75, job.text())
+                self.assertEqual("begins again at step 1" in job.text(), again, job.text())
+                self.assertEqual("is kept as outputs/run.1" in job.text(), not again, job.text())
+                if not again:
+                    self.assertEqual((kept / "metrics.jsonl").read_bytes(), metrics)
+                    shutil.rmtree(kept)
+
     def test_run_killed_before_anything_but_metrics_or_its_deck_was_written(self):
         """The same deck begins again in its place."""
         job = self.start(1, "train.steps=100000", "trace.enabled=false")
