@@ -155,25 +155,29 @@ std::vector<std::string> RunDirectory::begin(const Config& config, Start start, 
   comm_.together([&] {
     if (!comm_.root()) return;
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
-    if (start == Start::anew && paths_.holds_a_run()) {
-      const bool asked_to_stop = exists(stop_file(), ExitCode::output);
-      const std::string kept = set_aside(path(), ExitCode::output);
-      lines.push_back("an earlier run of this name is kept as " + kept);
-      if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
-        warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
-                         checkpoints(), kept));
-      make_directories(path(), ExitCode::output);
-      lock();  // beside that of the old directory, for which another job may still be waiting
-      // The stop file may have gone with the old directory.
-      if (asked_to_stop && !exists(stop_file(), ExitCode::output)) {
-        make_directories(directory_of(stop_file()), ExitCode::output);
-        create_file(stop_file(), ExitCode::output);
-      }
-    }
+    // Another job may begin and end a run there before this one has the lock of the new directory.
+    while (start == Start::anew && paths_.holds_a_run()) lines.push_back(keep_earlier_run());
     keep_foreign_files(config);
     made_ = made_lock_ = no_checkpoints_ = false;
   });
   return lines;
+}
+
+/// Gives the directory another name and makes a new one. Returns a line for the log.
+std::string RunDirectory::keep_earlier_run() {
+  const bool asked_to_stop = exists(stop_file(), ExitCode::output);
+  const std::string kept = set_aside(path(), ExitCode::output);
+  if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
+    warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
+                     checkpoints(), kept));
+  make_directories(path(), ExitCode::output);
+  lock();  // beside that of the old directory, for which another job may still be waiting
+  // The stop file may have gone with the old directory.
+  if (asked_to_stop && !exists(stop_file(), ExitCode::output)) {
+    make_directories(directory_of(stop_file()), ExitCode::output);
+    create_file(stop_file(), ExitCode::output);
+  }
+  return "an earlier run of this name is kept as " + kept;
 }
 
 /// A stop file of the last run would end this one at once. Whoever makes one while this run starts wants it to stop.
@@ -200,15 +204,12 @@ bool RunDirectory::keep() {
     if (!taken && locks_.back().in_place()) return false;
     const bool same = !taken && names_file(path(), opened_, ExitCode::output);
     if (same) clear_own_place(paths_.lock(), ExitCode::output, is_lock);
-    // Whoever runs there, or did, has left a lock file.
-    if (taken || has_file(paths_.lock(), ExitCode::output)) {
+    // Whoever runs there, or did, has left a lock file, perhaps only just now.
+    if (taken || has_file(paths_.lock(), ExitCode::output) || !lock_again()) {
       move_beside();
-    } else if (same) {
-      lock();
-      warn(fmt::format("{}: was removed while the run goes on; made again", paths_.lock()));
-      anew = false;
     } else {
-      make_again();
+      warn(fmt::format("{}: was removed while the run goes on; made again", same ? paths_.lock() : path()));
+      anew = !same;
     }
     OwnDirectory::make(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
@@ -226,17 +227,18 @@ bool RunDirectory::is_taken() const {
          kind_of_entry(path(), ExitCode::output) != FileKind::absent;
 }
 
-void RunDirectory::make_again() {
+/// Makes and locks the directory. Returns whether no other job has locked it before.
+bool RunDirectory::lock_again() {
   make_directories(path(), ExitCode::output);
   lock();
-  warn(fmt::format("{}: was removed while the run goes on; made again", path()));
+  return !locks_.back().was_used();
 }
 
 /// Nothing of the other run is touched.
 void RunDirectory::move_beside() {
-  paths_.move_to(free_name(path(), ExitCode::output));
-  make_directories(path(), ExitCode::output);
-  lock();
+  do {
+    paths_.move_to(free_name(path(), ExitCode::output));
+  } while (!lock_again());
   displaced_ = true;
 }
 

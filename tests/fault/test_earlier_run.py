@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 from harness import FaultTest, Job, losses, restarted_from, small_run
@@ -87,6 +88,20 @@ class EarlierRun(FaultTest):
                 if not again:
                     self.assertEqual((kept / "metrics.jsonl").read_bytes(), metrics)
                     shutil.rmtree(kept)
+
+    def test_another_run_between_the_earlier_one_and_a_new_one(self):
+        """It begins and ends while a start has renamed the old directory, but not yet locked the new one."""
+        self.train(None, "train.steps=2")
+        job = self.start(None, "train.steps=4", "optimizer.adam_beta1=0.8", "checkpoint.restart=none",
+                         wrapper=self.injecting("outputs/run", "rename,renameat,renameat2:signal=SIGSTOP:when=1"))
+        program = self.stopped_at(job)
+        self.train(None, "train.steps=3", "optimizer.adam_beta1=0.7")
+        between = self.content()
+        os.kill(program, signal.SIGCONT)
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assertEqual(re.findall("is kept as (.*)", job.text()), ["outputs/run.1", "outputs/run.2"])
+        self.assertEqual(self.content(self.folder / "outputs" / "run.2"), between)
+        self.assertEqual(self.summary()["steps"], 4)
 
     def test_run_killed_before_anything_but_metrics_or_its_deck_was_written(self):
         """The same deck begins again in its place."""
