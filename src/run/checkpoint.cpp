@@ -206,29 +206,12 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-/// Throws where a key names a file that the run would remove.
-void Checkpoints::require_inputs_stay() const {
-  const auto look = [&](const char* key, const std::string& file) {
-    if (!exists(file, ExitCode::checkpoint)) return;
-    const std::string target = canonical_path(file, ExitCode::checkpoint);
-    if (!step_of_unfinished(name_of(target)) || !same_file(directory_of(target), directory_, ExitCode::checkpoint))
-      return;
-    throw checkpoint_error(
-        fmt::format("{} = {}: has the name of an unfinished checkpoint, which the run would remove: "
-                    "rename the file",
-                    key, file));
-  };
-  look("checkpoint.restart", config_.restart);
-  look("checkpoint.weights", config_.weights);
-}
-
 void Checkpoints::require_usable_directory() const {
   if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
     CheckpointLink::examine(directory_);
   } else {
     require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   }
-  require_inputs_stay();
   if (config_.restart != "auto") return;
   const std::vector<std::string> files = list();
   if (!files.empty()) require_file(files.back());

@@ -54,8 +54,8 @@ class Checkpoints {
   bool moved() const;
 
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
-  /// used (CheckpointLink), a key names one of the unfinished files that a run removes, or no checkpoint but something
-  /// else has the name of the newest one, from which checkpoint.restart = "auto" would go on. Changes nothing.
+  /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
+  /// checkpoint.restart = "auto" would go on. Changes nothing.
   void require_usable_directory() const;
 
   /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints: no files can be made in the
@@ -103,7 +103,6 @@ class Checkpoints {
 
  private:
   std::string path_of(long step) const;
-  void require_inputs_stay() const;
   std::optional<Progress> choose(const std::vector<Slab<float>>& slabs);
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);

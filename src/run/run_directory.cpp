@@ -142,11 +142,11 @@ void RunDirectory::require_appearance(const std::string& mark) const {
                           own, path()));
 }
 
-void RunDirectory::require_free(const Config& config, const Continuation& continuation) {
+void RunDirectory::require_free(const Config& config, const Continuation& continuation, long first_step) {
   comm_.together([&] {
     if (!comm_.root()) return;
     if (!continuation.complete) paths_.require_free_stop_file();
-    paths_.require_free_files(config, comm_.size(), continuation);
+    paths_.require_free_files(config, comm_.size(), continuation, first_step);
   });
 }
 

@@ -40,7 +40,7 @@ class RunDirectory {
 
   /// Collective. Throws, on all ranks alike, the errors of RunPaths where something stands in the place of the stop
   /// file or of the run's own files.
-  void require_free(const Config& config, const Continuation& continuation);
+  void require_free(const Config& config, const Continuation& continuation, long first_step);
 
   /// How a run takes over the directory.
   enum class Start { resumed, anew };

@@ -43,7 +43,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
   checkpoints.set_provenance(provenance_attribute);
   if (!complete) check_data();
-  directory.require_free(config, {.here = continues_here, .complete = complete});
+  directory.require_free(config, {.here = continues_here, .complete = complete}, progress.step);
   if (!complete) {
     check_outputs();
     take_over_directory();

@@ -180,6 +180,32 @@ class DryRun(FaultTest):
                       self.assert_ends_alike("data.train=outputs/run/trace.h5", code=2))
         self.train(1, *STEPS, "data.train=outputs/run/trace.h5", "trace.enabled=false")
 
+    def test_inputs_on_whose_way_the_start_would_rename_or_remove_something(self):
+        """Each link of a chain counts, and each name among the checkpoints that the start would take."""
+        self.begin()
+        run, data = self.run_folder(), self.folder / "data.h5"
+        (run / "mid.h5").symlink_to(data)
+        (self.folder / "a.h5").symlink_to(run / "mid.h5")
+        (run / "folder").symlink_to(self.folder)
+        (self.folder / "way").symlink_to(run / "folder")
+        partial, newer = (self.checkpoint(step).with_name(self.checkpoint(step).name + end)
+                          for step, end in ((4, ".partial"), (9, "")))
+        shutil.copy(data, partial)
+        shutil.copy(data, newer)
+        (self.folder / "b.h5").symlink_to("c.h5")
+        (self.folder / "c.h5").symlink_to(partial)
+        moved = "this start would rename outputs/run with all that is in it: move the file out of there"
+        removed = f"the run removes or renames unfinished checkpoints, as {partial}: rename the file"
+        anew, older = "checkpoint.restart=none", f"checkpoint.restart={self.checkpoint(6)}"
+        for file, said, more in (("a.h5", moved, anew), ("way/data.h5", moved, anew), ("outputs/run/folder/data.h5", moved, anew),
+                                 (partial.relative_to(self.folder), removed, older), ("b.h5", removed, older),
+                                 (newer.relative_to(self.folder), f"goes on from step 6 and renames {newer}", older)):
+            with self.subTest(file):
+                message = self.assert_ends_alike(f"data.train={file}", "data.changed=accept", more, code=2)
+                self.assertIn(f"{file}: data.train names it, but ", message)
+                self.assertIn(said, message)
+        self.assertEqual((partial.read_bytes(), newer.read_bytes()), (data.read_bytes(), data.read_bytes()))
+
     def test_steps_that_the_run_would_miss(self):
         """Or a trace of which only the beginning is sound."""
         self.train(1, *STEPS, "stop.step=3", code=75)
