@@ -10,6 +10,7 @@
 #include "src/optimizer/rule_traits.hpp"
 #include "src/run/checkpoint_names.hpp"
 #include "src/run/deck_mark.hpp"
+#include "src/run/run_files.hpp"
 #include "src/storage/h5.hpp"
 #include "src/storage/h5_partial.hpp"
 
@@ -206,12 +207,30 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-void Checkpoints::require_usable_directory() const {
-  if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
-    CheckpointLink::examine(directory_);
-  } else {
-    require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
+/// Throws unless the newest checkpoint that can be read has the deck of this start or the one in the run's directory.
+void Checkpoints::require_known_owner() const {
+  Comm alone(MPI_COMM_SELF);
+  const std::vector<std::string> files = list();
+  for (auto path = files.rbegin(); path != files.rend(); ++path) {
+    std::optional<CheckpointHeader> found;
+    quietly([&] { found = read_checkpoint_header(alone, *path); });
+    if (!found) continue;
+    std::optional<std::string> last_deck;
+    quietly([&] { last_deck = text_of_run(directory_of(directory_) + "/deck.toml"); });
+    const std::string mark = run_mark(found->deck);
+    if (found->deck == last_deck) return;
+    if (!mark.empty() && (mark == mark_ || mark == run_mark(last_deck.value_or("")))) return;
+    throw checkpoint_error(fmt::format(
+        "{}: a link to {}, which holds checkpoints of another run, and no lock file there names it: make it a "
+        "link to a directory of this run alone; if they are this run's, start it once with the deck of {}",
+        directory_, canonical_path(directory_, ExitCode::checkpoint), *path));
   }
+}
+
+void Checkpoints::require_usable_directory() const {
+  if (!CheckpointLink::examine(directory_)) require_known_owner();
+  if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
+    require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   if (config_.restart != "auto") return;
   const std::vector<std::string> files = list();
   if (!files.empty()) require_file(files.back());

@@ -54,13 +54,18 @@ class Checkpoints {
   bool moved() const;
 
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
-  /// used (CheckpointLink), or no checkpoint but something else has the name of the newest one, from which
-  /// checkpoint.restart = "auto" would go on. Changes nothing.
+  /// used (CheckpointLink) or leads to checkpoints of which nothing says that they are this run's, or no checkpoint but
+  /// something else has the name of the newest one, from which checkpoint.restart = "auto" would go on. Changes
+  /// nothing.
   void require_usable_directory() const;
 
   /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints: no files can be made in the
   /// directory, or anything but a file stands under the name of an unfinished one that the run needs. Changes nothing.
   void require_free_names(const DueCheckpoints& due) const;
+
+  /// For one rank. What probe() will warn of: files under the names of unfinished checkpoints that nanorun has not
+  /// written, and that it keeps.
+  std::vector<std::string> warnings(const DueCheckpoints& due) const;
 
   /// For one rank. Compares the space that the checkpoints need with what is free, and one file with the limit of this
   /// process. Throws Error(checkpoint); with checkpoint.on_failure = "warn" warns of space.
@@ -107,8 +112,15 @@ class Checkpoints {
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
+  /// What has the name of an unfinished checkpoint.
+  struct Unfinished {
+    std::string path;
+    std::string warning;  ///< why it is kept, and as what; empty where nanorun has written it
+  };
+  std::vector<Unfinished> unfinished(const std::string& next) const;
   void make_directory(const std::string& next);
   void require_own(const std::string& path) const;
+  void require_known_owner() const;
   void name_finished(const std::string& partial, const std::string& path) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);

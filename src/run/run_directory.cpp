@@ -29,10 +29,7 @@ double age_of(const std::string& path) {
          1e-9 * static_cast<double>(now.nanoseconds - written.nanoseconds);
 }
 
-bool is_lock(const std::string& path) {
-  const std::string text = text_of_run(path).value_or("");
-  return is_blank_lock(text) || is_lock_text(text);
-}
+bool is_lock(const std::string& path) { return may_be_lock(text_of_run(path).value_or("")); }
 
 /// Whether the file is there. A network file system may show it to other nodes a little later.
 bool appears(const std::string& path) {

@@ -153,7 +153,7 @@ void RunPaths::require_usable() const {
     return text_of_run(lock());
   });
   if (!holder) return;
-  if (!is_blank_lock(*holder) && !is_lock_text(*holder))
+  if (!may_be_lock(*holder))
     throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
   with_remedy(remedy, [&] { require_writable(lock(), ExitCode::output); });
 }
@@ -264,13 +264,14 @@ void RunPaths::require_inputs_stay(const Config& config, const Continuation& con
     const bool is_newer = !is_moved && step_of(name).value_or(0) > first_step;
     if (continuation.complete || (!is_unfinished && !is_newer)) return "";
     if (!same_file(directory_of(path), checkpoints(), ExitCode::output)) return "";
-    if (is_unfinished) return fmt::format("the run removes or renames unfinished checkpoints, as {}: rename the file", path);
+    if (is_unfinished)
+      return fmt::format("the run removes or renames unfinished checkpoints, as {}: rename the file", path);
     return fmt::format("the run goes on from step {} and renames {}: move the file elsewhere", first_step, path);
   };
   nanorun::require_inputs_stay(config, [&](const std::string& path) -> std::string {
     if (is_moved && path.starts_with(own + "/"))
-      return fmt::format("this start would rename {} with all that is in it: move the file out of there, or change run.name",
-                         path_);
+      return fmt::format(
+          "this start would rename {} with all that is in it: move the file out of there, or change run.name", path_);
     if (!is_moved && directory_of(path) == own && is_written_as(name_of(path)))
       return "the run writes a file of this name: move the file elsewhere, or change run.name";
     return fate_of_checkpoint(path);
