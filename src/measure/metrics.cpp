@@ -120,12 +120,10 @@ bool may_begin_line(std::string_view text) {
   return takes(",\"validation_loss\":");
 }
 
-constexpr std::uint64_t max_bytes = 1u << 30;  ///< of a file that is read
-
 /// Throws Error(output) at a line that is none of the metrics. A last line that was cut short is left out, and zeros
 /// behind it, as a crash of the node may leave them.
 Kept kept_lines(const std::string& path, long first_step) {
-  std::string text = read_text(path, max_bytes, ExitCode::output);
+  std::string text = read_text(path, max_run_file, ExitCode::output);
   text.resize(text.find_last_not_of('\0') + 1);
   Kept kept;
   long number = 0, last = 0;
@@ -137,8 +135,7 @@ Kept kept_lines(const std::string& path, long first_step) {
     const bool cut_short = end == std::string::npos;
     if (cut_short && (is_line(json) || (json.is_discarded() && may_begin_line(line)))) break;
     const long step = !cut_short && is_line(json) ? json["step"].get<long>() : -1;
-    if (step < last)
-      throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number));
+    if (step < last) throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number));
     last = step;
     if (step > first_step) continue;
     if (at == 0 && json.contains("deck")) kept.deck_mark = json["deck"].get<std::uint64_t>();

@@ -51,7 +51,7 @@ bool is_metrics(const std::string& path);
 
 /// What a metrics.jsonl tells of its run.
 struct RecordedRun {
-  long step = 0;                            ///< of the last line
+  long step = 0;                             ///< of the last line
   std::optional<std::uint64_t> deck_mark{};  ///< Metrics::open() was given; absent in files of earlier programs
 };
 /// Of no step where there is no file of nanorun's that can be read.

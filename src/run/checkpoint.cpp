@@ -63,10 +63,14 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// The marks of a file's deck and of those before it, the newest 64.
+/// The marks of a file's deck and of those before it, the newest last.
 std::string marks_of(const CheckpointHeader& header) {
-  const std::string mark = run_mark(header.deck), marks = header.earlier_decks + mark;
-  return marks.substr(marks.size() - std::min(marks.size(), 64 * mark.size()));
+  constexpr std::size_t most = 3700;  // an attribute of HDF5 holds less than 64 KiB
+  const std::string mark = run_mark(header.deck);
+  std::string marks = header.earlier_decks;
+  if (const std::size_t at = marks.find(mark); at != std::string::npos) marks.erase(at, mark.size());
+  marks += mark;
+  return marks.substr(marks.size() - std::min(marks.size(), most * mark.size()));
 }
 
 }  // namespace
@@ -99,28 +103,43 @@ std::vector<std::string> Checkpoints::list() const {
 /// Makes the directory and removes the files of writes that were cut short. A user's file with such a name stays; if
 /// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
+  if (!CheckpointLink::examine(directory_)) require_known_owner();
   link_.enter(directory_);
   if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
     require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   make_directories(directory_, ExitCode::checkpoint);
   opened_ = open_directory(directory_, ExitCode::checkpoint);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    const std::string path = directory_ + "/" + name;
-    if (is_lock_of_mpi(name)) quietly([&] { remove_file(path, ExitCode::checkpoint); });
+    if (is_lock_of_mpi(name)) quietly([&] { remove_file(directory_ + "/" + name, ExitCode::checkpoint); });
+  }
+  for (const auto& [path, warning] : unfinished(next)) {
+    if (warning.empty()) {
+      remove_file(path, ExitCode::checkpoint);
+      continue;
+    }
+    if (path == next) set_aside(path, ExitCode::checkpoint);
+    if (path == next || kept_.insert(path).second) warn(warning);
+  }
+}
+
+/// `next`: the partial file of the next write, which is renamed if it is not nanorun's.
+std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& next) const {
+  std::vector<Unfinished> found;
+  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!step_of_unfinished(name)) continue;
+    const std::string path = directory_ + "/" + name;
     bool own = false;  // not where it cannot be read
     quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
-    const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
-    const char* const it = kind == FileKind::regular ? "the file" : kind_text(kind);
-    if (own) {
-      remove_file(path, ExitCode::checkpoint);
-    } else if (path == next) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept as {}", path, it,
-                       set_aside(path, ExitCode::checkpoint)));
-    } else if (kept_.insert(path).second) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept", path, it));
+    std::string warning;
+    if (!own) {
+      const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
+      warning = fmt::format("{}: no checkpoint of nanorun's; {} is kept", path,
+                            kind == FileKind::regular ? "the file" : kind_text(kind));
+      if (path == next) warning += " as " + free_name(path, ExitCode::checkpoint);
     }
+    found.push_back({path, warning});
   }
+  return found;
 }
 
 /// Throws unless this start of the run or an earlier one may have written the checkpoint.

@@ -88,6 +88,9 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   if (continuation.complete) return;
   const DueCheckpoints due{.after = first_step, .last = config.train.steps, .directory_stays = continuation.here};
   checkpoints.require_free_names(due);
+  if (unlocked) {
+    for (const std::string& line : checkpoints.warnings(due)) start.lines.push_back("warning: " + line);
+  }
   passes_or_warns(start, [&] { checkpoints.require_space(due, stored_slabs(config, table)); });
 }
 

@@ -184,10 +184,12 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
   return true;
 }
 
-/// Also removes what writes of an earlier start that were cut short have left.
+/// Also removes what writes of an earlier start that were cut short have left. A file that grows is looked at when it
+/// is opened.
 void RunDirectory::keep_foreign_files(const Config& config) const {
-  for (const auto& [path, is_own] : paths_.places(config, {.here = true}))
-    clear_own_place(path, ExitCode::output, is_own);
+  for (const RunPaths::Place& place : paths_.places(config, {.here = true})) {
+    if (place.partial || !place.file.grows) clear_own_place(place.path, ExitCode::output, place.is_own);
+  }
   for (const RunFile& one : run_files()) {
     const std::string partial = partial_of(file(one.name));
     if (kind_of_entry(partial, ExitCode::output) == FileKind::regular) remove_file(partial, ExitCode::output);

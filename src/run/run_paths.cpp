@@ -288,11 +288,10 @@ std::vector<std::string> RunPaths::warnings(const Config& config, const Continua
   const auto add = [&](std::string line) {
     if (!line.empty()) lines.push_back(std::move(line));
   };
-  for (const auto& [path, is_own] : places(config, continuation)) add(foreign_warning(path, ExitCode::output, is_own));
-  for (const RunFile& one : run_files()) {
-    if (continuation.complete || !needs(config, one) || !one.warning) continue;
-    if (foreign_warning(file(one.name), ExitCode::output, one.is_own).empty())
-      add(one.warning(file(one.name), first_step));
+  for (const Place& place : places(config, continuation)) {
+    const std::string foreign = foreign_warning(place.path, ExitCode::output, place.is_own);
+    add(foreign);
+    if (foreign.empty() && !place.partial && place.file.warning) add(place.file.warning(place.path, first_step));
   }
   return lines;
 }
@@ -301,9 +300,9 @@ std::vector<RunPaths::Place> RunPaths::places(const Config& config, const Contin
   std::vector<Place> places;
   for (const RunFile& one : run_files()) {
     const std::string path = file(one.name), partial = partial_of(path);
-    if (is_written(config, one, continuation)) places.push_back({path, one.is_own});
+    if (is_written(config, one, continuation)) places.push_back({path, one.is_own, one});
     if (!continuation.complete && kind_of_entry(partial, ExitCode::output) == FileKind::regular)
-      places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }});
+      places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }, one, true});
   }
   return places;
 }

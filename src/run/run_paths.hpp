@@ -10,6 +10,7 @@
 #include "src/base/files_own.hpp"
 #include "src/config/config.hpp"
 #include "src/run/earlier_run.hpp"
+#include "src/run/run_files.hpp"
 
 namespace nanorun {
 
@@ -56,6 +57,8 @@ class RunPaths {
   struct Place {
     std::string path;
     IsOwn is_own;
+    RunFile file;
+    bool partial = false;  ///< it is the partial file of `file`
   };
   /// The places of the files that the run writes, and of partial files that are there.
   std::vector<Place> places(const Config& config, const Continuation& continuation) const;

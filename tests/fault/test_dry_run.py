@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 
 from harness import FaultTest, Job, restarted_from, small_run
 
@@ -205,6 +206,35 @@ class DryRun(FaultTest):
                 self.assertIn(f"{file}: data.train names it, but ", message)
                 self.assertIn(said, message)
         self.assertEqual((partial.read_bytes(), newer.read_bytes()), (data.read_bytes(), data.read_bytes()))
+
+    def test_files_of_users_under_the_names_of_unfinished_checkpoints(self):
+        """The one that the start needs gets another name."""
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        partials = [self.checkpoint(step).with_suffix(".h5.partial") for step in (5, 6)]
+        for partial in partials:
+            partial.write_text("my notes")
+        planned, _ = self.dry()
+        kept = "no checkpoint of nanorun's; the file is kept"
+        warnings = [f"warning: outputs/run/checkpoints/{partials[0].name}: {kept}\n",
+                    f"warning: outputs/run/checkpoints/{partials[1].name}: {kept} as outputs/run/checkpoints/"
+                    f"{partials[1].name}.1\n"]
+        self.assertEqual(planned[-2:], warnings)
+        self.assertEqual(self.train(1, *STEPS).messages(), ["nanorun: " + line.rstrip("\n") for line in warnings])
+
+    def test_checkpoints_that_cannot_be_renamed_or_written(self):
+        self.begin()
+        folder = self.run_folder() / "checkpoints"
+        if subprocess.run(["chattr", "+a", folder], stderr=subprocess.DEVNULL).returncode == 0:
+            self.addCleanup(subprocess.run, ["chattr", "-a", folder])
+            self.assertIn("no checkpoint could be renamed or removed there: the directory is append-only",
+                          self.assert_ends_alike("train.steps=9", code=4))
+            subprocess.run(["chattr", "-a", folder], check=True)
+        mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && exec \"$@\""
+        wrapper = ("unshare", "-m", "sh", "-c", mount, "sh")
+        if Job(self.folder, None, ["keys"], wrapper).wait() != 0:
+            self.skipTest("needs the right to mount")
+        self.assertIn("outputs/run/checkpoints: cannot be written: Read-only file system: allow it",
+                      self.assert_ends_alike("train.steps=9", code=4, wrapper=wrapper))
 
     def test_steps_that_the_run_would_miss(self):
         """Or a trace of which only the beginning is sound."""
