@@ -26,11 +26,11 @@ bool is_summary_file(const std::string& path) { return is_summary(text_of_run(pa
 
 std::array<RunFile, 6> run_files() {
   return {{{.name = "deck.toml", .grows = false, .is_own = is_deck},
-           {.name = "log.txt", .grows = true, .is_own = is_log},
-           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics, .warning = metrics_warning},
            {.name = "summary.json", .grows = false, .is_own = is_summary_file},
            {.name = "trace.h5", .grows = false, .is_own = is_trace, .warning = trace_warning},
-           {.name = "trace.json", .grows = false, .is_own = is_trace_json}}};
+           {.name = "trace.json", .grows = false, .is_own = is_trace_json},
+           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics, .warning = metrics_warning},
+           {.name = "log.txt", .grows = true, .is_own = is_log}}};
 }
 
 RunFile run_file(std::string_view name) {
