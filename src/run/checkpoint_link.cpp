@@ -80,6 +80,11 @@ std::string target_of(const std::string& directory) {
 
 /// Throws where the target is not free for this run.
 void require_own(const std::string& directory, const std::string& target, const std::string& own_run) {
+  if ((own_run + "/").starts_with(target == "/" ? target : target + "/"))
+    throw Error(code,
+                fmt::format("{}: a link to {}, in which this run has its directory: make it a link to a directory "
+                            "of this run alone",
+                            directory, target));
   const std::string text = lock_text(target);
   if (!may_be_lock(text)) throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
   if (kind_of_entry(target + lock_name, code) != FileKind::absent)

@@ -238,6 +238,15 @@ class Links(FaultTest):
             self.assert_refused(self.train(1, code=4), "outputs/run/checkpoints: a link to no directory")
             link.unlink()
 
+    def test_link_to_a_directory_above_the_run(self):
+        for target in (".", "..", self.folder, "/"):
+            link = self.link("checkpoints", target)
+            for command in (("--dry-run",), ()):
+                self.assert_refused(self.train(None, *command, code=4), "outputs/run/checkpoints: a link to",
+                                    "in which this run has its directory")
+            link.unlink()
+            self.assertFalse((self.folder / "lock").exists() or (self.folder / "outputs" / "lock").exists())
+
     def test_lock_of_others_where_the_checkpoints_lie_stays(self):
         stranger = self.stranger("lock")
         self.link("checkpoints", stranger)
