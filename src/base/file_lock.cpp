@@ -10,12 +10,15 @@
 #include <chrono>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "src/base/error.hpp"
 
 namespace nanorun {
 
 namespace {
+
+constexpr std::size_t longest_note = 8192;  ///< bytes, with a path in it
 
 /// Takes a lock, if it is free; `operation` is LOCK_SH or LOCK_EX. Throws Busy where the file system cannot tell now.
 LockState take_lock(const Descriptor& file, int operation, const std::string& path, ExitCode code) {
@@ -51,13 +54,14 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
   bool locked;
   while (!(locked = try_now()) && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   shared_ = links_of(file_, path_, code_) > 1;
-  std::array<char, 256> text{};
+  std::array<char, longest_note> text{};
   const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
-  used_ = size > 0;
+  std::string note_there(text.data(), std::max<ssize_t>(size, 0));
   if (!locked) {
-    held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
+    held_by_ = std::move(note_there);
     return;
   }
+  earlier_note_ = std::move(note_there);
   if (shared_) unshare();
   // The note only informs; it may be lost on a full disk.
   if (::ftruncate(file_.get(), 0) != 0) return;
@@ -72,6 +76,12 @@ bool FileLock::try_lock() {
   if (state == LockState::held) return false;
   supported_ = state == LockState::free;
   return in_place();
+}
+
+bool FileLock::follow(const std::string& path) {
+  if (!names_file(path, file_, code_)) return false;
+  path_ = path;
+  return true;
 }
 
 /// Replaces the shared file, which this process has locked, by a new one that it locks before that has its name. If two

@@ -35,12 +35,14 @@ class FileLock {
   const std::optional<std::string>& held_by() const { return held_by_; }
   /// Whether another process holds the lock, and may have opened the file by another name: it has further hard links.
   bool held_elsewhere() const { return held_by_ && shared_; }
-  /// Whether the file held a note before, so that another process has had the lock.
-  bool was_used() const { return used_; }
+  /// The note that the file held before; empty where no other process has had the lock.
+  const std::string& earlier_note() const { return earlier_note_; }
   /// False where the file system has no locks.
   bool supported() const { return supported_; }
   /// Whether the path still names the locked file.
   bool in_place() const { return names_file(path_, file_, code_); }
+  /// Whether `path` names the locked file, which then has this path from now on.
+  bool follow(const std::string& path);
 
  private:
   bool try_lock();
@@ -50,7 +52,7 @@ class FileLock {
   ExitCode code_;
   Descriptor file_;
   bool shared_ = false;
-  bool used_ = false;
+  std::string earlier_note_;
   bool supported_ = true;
   std::optional<std::string> held_by_;
 };

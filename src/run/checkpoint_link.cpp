@@ -124,9 +124,22 @@ void CheckpointLink::enter(const std::string& directory) {
   }
   const std::string target = target_of(directory), own_run = canonical_path(directory_of(directory), code);
   if (lock_ && locked_ == target && lock_->in_place()) return;
+  const std::string seen = lock_text(target), path = target + lock_name;
+  const std::string note = own_name() + checkpoints_of + own_run;
   require_own(directory, target, own_run);
-  FileLock lock(target + lock_name, own_name() + checkpoints_of + own_run, code);
+  if (lock_ && lock_->follow(path)) {  // the directory was moved
+    locked_ = target;
+    return;
+  }
+  FileLock lock(path, note, code);
   if (lock.held_by()) throw in_use(directory, target, *lock.held_by());
+  if (lock.earlier_note() != seen) {
+    // Another run had the lock after this one had looked.
+    overwrite_start(path, lock.earlier_note(), code);
+    truncate_file(path, lock.earlier_note().size(), code);
+    require_own(directory, target, own_run);
+    overwrite_start(path, note, code);
+  }
   if (!lock.supported()) warn(target + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
   locked_ = target;

@@ -152,8 +152,12 @@ std::vector<std::string> RunDirectory::begin(const Config& config, Start start, 
   comm_.together([&] {
     if (!comm_.root()) return;
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
-    // Another job may begin and end a run there before this one has the lock of the new directory.
-    while (start == Start::anew && paths_.holds_a_run()) lines.push_back(keep_earlier_run());
+    bool holds_a_run = start == Start::anew && paths_.holds_a_run();
+    while (holds_a_run) {
+      lines.push_back(keep_earlier_run());
+      // Another job may have begun and ended a run there before this one had the lock of the new directory.
+      holds_a_run = !locks_.back().earlier_note().empty() && paths_.holds_a_run();
+    }
     keep_foreign_files(config);
     made_ = made_lock_ = no_checkpoints_ = false;
   });
@@ -230,7 +234,7 @@ bool RunDirectory::is_taken() const {
 bool RunDirectory::lock_again() {
   make_directories(path(), ExitCode::output);
   lock();
-  return !locks_.back().was_used();
+  return locks_.back().earlier_note().empty();
 }
 
 /// Nothing of the other run is touched.

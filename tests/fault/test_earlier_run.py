@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 from harness import FaultTest, Job, losses, restarted_from, small_run
@@ -248,6 +249,18 @@ class EarlierRun(FaultTest):
             self.assertEqual(self.content(), before)
         self.train(2, "run.name=fresh", "data.end=error", "train.steps=100000", code=3)
         self.assertEqual(os.listdir(self.folder / "outputs"), ["run"])
+
+    def test_stop_file_elsewhere_in_the_run(self):
+        """Made while the program starts, as its time says."""
+        self.train(None, "stop.step=2", code=75)
+        for count, name in enumerate(("outputs/run/ctl/stop", f"{self.run_folder()}/halt"), 1):
+            stop = self.folder / name
+            stop.parent.mkdir(exist_ok=True)
+            stop.touch()
+            os.utime(stop, 2 * (time.time() + 3600,))
+            job = self.train(None, "checkpoint.restart=none", f"stop.file={name}", code=75)
+            self.assertIn("stop file found", job.text())
+            self.assertEqual(len(list((self.folder / "outputs").iterdir())), 1 + count)
 
     def test_stop_file_is_not_any_file(self):
         """Only an empty file is taken for one that a user made to stop the last run."""

@@ -238,6 +238,33 @@ class Links(FaultTest):
             self.assert_refused(self.train(1, code=4), "outputs/run/checkpoints: a link to no directory")
             link.unlink()
 
+    def test_checkpoints_are_moved_and_linked_anew_in_a_run(self):
+        scratch = self.stranger()
+        link = self.link("checkpoints", scratch)
+        job = self.start(None, "train.steps=100000", "checkpoint.every=200", "checkpoint.keep=9", "run.log_every=1")
+        job.until(lambda: (scratch / "checkpoint_00000200.h5").exists(), "checkpoint")
+        moved = scratch.rename(self.folder / "moved")
+        (self.folder / "new").symlink_to(moved)
+        (self.folder / "new").rename(link)
+        job.until_step(410)
+        (self.run_folder() / "stop").touch()
+        self.assertEqual(job.wait(), 75, job.text())
+        self.assertTrue((moved / "checkpoint_00000400.h5").exists())
+
+    def test_another_run_has_the_checkpoints_before_the_lock_is_taken(self):
+        scratch = self.stranger()
+        for run in ("a", "b"):
+            self.link("checkpoints", scratch, run)
+        wrapper = self.injecting(scratch / "lock", "flock:delay_enter=3000000:when=1")
+        late = self.start(None, *EVERY, "run.name=b", "optimizer.adam_beta1=0.85", wrapper=wrapper)
+        late.until(lambda: (scratch / "lock").exists(), "lock")
+        self.train(None, *EVERY, "run.name=a", "stop.step=6", code=75)
+        before = {path.name for path in scratch.glob("*.h5")}
+        self.assertEqual(late.wait(), 4, late.text())
+        self.assertIn("outputs/b/checkpoints: a link to", late.text())
+        self.assertEqual({path.name for path in scratch.glob("*.h5")}, before)
+        self.train(None, *EVERY, "run.name=a", "stop.step=8", code=75)
+
     def test_link_to_a_directory_above_the_run(self):
         for target in (".", "..", self.folder, "/"):
             link = self.link("checkpoints", target)
