@@ -159,7 +159,7 @@ class Program(unittest.TestCase):
         self.assertEqual(self.bound(words, "--entrypoint"), [PROGRAM])
         self.assertEqual(self.bound(words, "--workdir"), [str(self.work)])
         self.assertEqual(self.bound(words, "--volume"), [f"{path}:{path}" for path in (self.work, "/tmp", ROOT)])
-        self.assertLessEqual({"--env-host", "--ipc=host", "--pid=host", "--network=host"}, set(words))
+        self.assertLessEqual({"--env-host", "--ipc=host", "--pid=host", "--ulimit=host", "--network=host"}, set(words))
         self.assertEqual("--userns=keep-id" in words, os.geteuid() != 0)
 
     def test_gpus(self):
