@@ -46,6 +46,14 @@ class Images(unittest.TestCase):
         self.assertLessEqual({"cpu", "gpu"}, {name for _, name in stages})
         self.assertEqual(re.findall(r"^Stage: (\w+)$", self.definition, re.MULTILINE), ["build", "final"])
 
+    def test_each_stage_that_builds_declares_its_arguments(self):
+        """Buildah passes them on to no stage that follows."""
+        stages = re.split(r"^FROM ", self.dockerfile, flags=re.MULTILINE)[1:]
+        building = [stage for stage in stages if "build.sh program" in stage]
+        self.assertEqual(len(building), 2)
+        for stage in building:
+            self.assertEqual(re.findall(r"^ARG (\w+)$", stage, re.MULTILINE), ["NANORUN_COMMIT", "CMAKE_OPTIONS"])
+
     def test_the_base_has_no_default(self):
         """Nor is there any host."""
         self.assertIn(["ARG", "BASE"], instructions(self.dockerfile))
