@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Settings of one site: edit them here. Source this file before sbatch, which reads the SBATCH_* variables; the job
-# scripts source it again.
+# scripts source it again. Settings of one user go into ~/.config/nanorun/site.sh, which this file reads.
 
 # Whom the jobs are charged to, and where they run.
 # export SBATCH_ACCOUNT=project SBATCH_PARTITION=gpu
@@ -26,6 +26,18 @@ export NANORUN_JOBSCRIPTS
 
 # The build that jobs run, or the prefix of an installed nanorun. In a repository it is build/cpu; for GPUs build/h100.
 # export NANORUN_BUILD=${NANORUN_JOBSCRIPTS%/*}/build/h100
+
+# What differs for one user. The variable NANORUN_SITE names another file.
+user_site=${NANORUN_SITE:-${XDG_CONFIG_HOME:-${HOME-}/.config}/nanorun/site.sh}
+if [[ -r $user_site ]]; then
+  # shellcheck source=/dev/null
+  source "$user_site"
+elif [[ -n ${NANORUN_SITE-} ]]; then
+  printf 'site.sh: NANORUN_SITE names %q, which cannot be read\n' "$user_site" >&2
+  return 2
+fi
+unset user_site
+
 if [[ -f $NANORUN_JOBSCRIPTS/../CMakeLists.txt ]]; then
   build=${NANORUN_BUILD:-${NANORUN_JOBSCRIPTS%/*}/build/cpu}
 else

@@ -13,6 +13,7 @@
 #include "src/base/build.hpp"
 #include "src/base/error.hpp"
 #include "src/base/text.hpp"
+#include "src/command_help.hpp"
 #include "src/config/config.hpp"
 #include "src/config/config_keys.hpp"
 
@@ -350,11 +351,15 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   app.add_subcommand("info", "Print the versions of program, compiler and libraries, and the GPUs");
   add_eval(app, line);
   add_sample(app, line);
-  app.add_subcommand("keys", "Print the reference of all keys of a deck, as Markdown");
+  std::vector<std::string> key_words;
+  app.add_subcommand("keys", "Print the reference of all keys of a deck as Markdown, or the keys that hold some words")
+      ->add_option("WORD", key_words, "Print only keys that have it in their name, their values or their meaning");
+  app.footer(std::string(help_footer("")));
+  for (CLI::App* command : app.get_subcommands({})) command->footer(std::string(help_footer(command->get_name())));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     line.command = chosen_command(chosen(app)->get_name());
-    if (line.command == Command::print) line.text = key_reference();
+    if (line.command == Command::print) line.text = key_words.empty() ? key_reference() : found_keys(key_words);
   } catch (const CLI::CallForHelp&) {
     line.text = app.help();
   } catch (const CLI::CallForVersion& name) {

@@ -42,8 +42,8 @@ MAY_SEE = {
     "CLI/": {"src/command_line"},
     "nlohmann/json.hpp": {"src/base", "src/tokenizer", "src/measure", "src/shard", "src/run", "src/commands"},
     "pcre2.h": {"src/tokenizer"},
-    "dlfcn.h": {"src/comm", "src/measure", "src/run/stop"},
-    "cblas.h": {"kernels/device"},
+    "dlfcn.h": {"src/base/early", "src/comm", "src/measure", "src/run/stop", "kernels/device/blas"},
+    "kernels/device/cblas.hpp": {"kernels/device"},
     "Kokkos": {"kernels/device"},
     # Whoever asks the file system elsewhere may drop its errors.
     "filesystem": {"src/base/files", "src/base/paths"},
@@ -56,11 +56,11 @@ MAY_SEE = {
     "kernels/hopper/": {"kernels/hopper"},
 }
 
-# What src/ may see of kernels/: the dispatcher, the views, the mask that the host builds, the memory of peers, signs of
+# What src/ may see of kernels/: the dispatcher, the views, the BLAS, the mask that the host builds, the memory of peers, signs of
 # life, and what CUDA implementations take.
 KERNEL_HEADERS = {
     f"kernels/{name}.hpp"
-    for name in ("ops", "attention/attention", "device/types", "device/peer_memory", "device/life", "device/cuda_limits")
+    for name in ("ops", "attention/attention", "device/types", "device/blas", "device/peer_memory", "device/life", "device/cuda_limits")
 }
 
 GENERATED = "nanorun_commit.h"  # CMake makes it

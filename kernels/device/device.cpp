@@ -1,7 +1,5 @@
 #include "kernels/device/device.hpp"
 
-#include <sys/mman.h>
-
 #include <Kokkos_Core.hpp>
 
 #include <cstdlib>
@@ -33,14 +31,6 @@ std::string kokkos_version() {
   constexpr int version = KOKKOS_VERSION;
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100) + ", " + Kokkos::DefaultExecutionSpace::name();
-}
-
-bool room_for_blas_buffers() {
-  constexpr std::size_t mebibyte = 1 << 20, buffer = 128, other = 192;  // MiB: a buffer of OpenBLAS; threads of the run
-  const std::size_t bytes = (Kokkos::DefaultHostExecutionSpace().concurrency() * buffer + other) * mebibyte;
-  void* const memory =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return memory != MAP_FAILED && ::munmap(memory, bytes) == 0;
 }
 
 namespace portable {
@@ -136,6 +126,9 @@ void begin_range(const char* name) {
 void end_range() {
   if (Kokkos::Profiling::profileLibraryLoaded()) Kokkos::Profiling::popRegion();
 }
+void name_stream(Stream, const char*) {}
+void start_profiler() {}
+void stop_profiler() {}
 
 }  // namespace portable
 }  // namespace nanorun::kernels

@@ -2,12 +2,12 @@
 // Loops, sums and GEMMs of the portable implementations. They run on Kokkos' default execution space: CPU cores, where
 // GEMMs call the BLAS, or a device. Either way a call returns when its work is done.
 
-#include <cblas.h>
 #include <Kokkos_Core.hpp>
 
 #include <algorithm>
 #include <array>
 
+#include "kernels/device/cblas.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/life.hpp"
 #include "kernels/device/types.hpp"

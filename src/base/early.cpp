@@ -1,5 +1,6 @@
 #include "src/base/early.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -88,8 +89,9 @@ int number_in(char** environment, const char* name) {
   return 0;
 }
 
-/// Threads that OpenBLAS starts when it is loaded.
+/// Threads of the program once OpenBLAS, which starts its own when it is loaded, is there. Other BLAS start none.
 int blas_threads(char** environment) {
+  if (::dlsym(RTLD_DEFAULT, "openblas_get_config") == nullptr) return 1;
   cpu_set_t cores;
   const int max_threads = ::sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
   for (const char* name : {"OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"}) {

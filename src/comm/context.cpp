@@ -10,21 +10,15 @@
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/device/blas.hpp"
 #include "kernels/ops.hpp"
 #include "src/base/early.hpp"
 #include "src/base/error.hpp"
 #include "src/storage/h5.hpp"
 
-extern "C" void openblas_set_num_threads(int threads);
-
 namespace nanorun {
 
 namespace {
-
-/// Ranks share the cores of a node, so a rank's BLAS runs on one thread unless the user says otherwise.
-void limit_blas_threads() {
-  if (std::getenv("OPENBLAS_NUM_THREADS") == nullptr) openblas_set_num_threads(1);
-}
 
 /// The device for the rank with this number on its node. Throws Error(internal) where the driver fails.
 RankDevice device_of(int rank, int rank_on_node) {
@@ -158,7 +152,7 @@ Context::Context(int argc, char** argv)
   h5::start(argv);
   int program_name_only = 1;
   MPI_Init_thread(&program_name_only, &argv, MPI_THREAD_FUNNELED, &threads_provided_);
-  limit_blas_threads();
+  kernels::limit_blas_threads();
   comm_ = std::make_unique<Comm>(MPI_COMM_WORLD);
 }
 
@@ -193,6 +187,9 @@ void Context::open_device(bool reproducible) {
   stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);
   comm_stream_ = ops::create_stream(Gemms::none);
   upload_stream_ = ops::create_stream(Gemms::none);
+  ops::name_stream(stream_, "compute");
+  ops::name_stream(comm_stream_, "collectives");
+  ops::name_stream(upload_stream_, "copies");
   device_ = device.number;
 }
 

@@ -130,6 +130,10 @@ void set_row_count(Config& config, std::string_view section, std::size_t count);
 /// A section's header: "[train]", "[[stage]]".
 std::string header_of(std::string_view section);
 
+/// The keys that have all of the words, in any case, in their name, default, allowed values or meaning: three lines
+/// each, for a terminal. Throws Error(usage, all_ranks) where there is none.
+std::string found_keys(const std::vector<std::string>& words);
+
 /// Largest number of sections of one name. The time to look up the stage of a step grows with it.
 inline constexpr std::size_t max_rows = 64;
 

@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <span>
 #include <string_view>
 
 #include "src/base/error.hpp"
+#include "src/base/text.hpp"
 #include "src/config/config.hpp"
 #include "src/config/config_keys.hpp"
 #include "src/config/config_values.hpp"
@@ -111,6 +113,30 @@ std::vector<std::string> change_lines(const std::vector<KeyChange>& changes) {
   add(Role::trains, "changed since the checkpoint");
   add(Role::identifies, "warning: changed since the checkpoint, so that this is no longer the same training");
   return lines;
+}
+
+std::string found_keys(const std::vector<std::string>& words) {
+  const auto lower = [](std::string text) {
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
+  Config defaults;
+  std::string text;
+  for (const std::span<const Key> keys : sections()) {
+    set_row_count(defaults, keys[0].section, 1);
+    for (const Key& key : keys) {
+      const std::string value = value_text(key.field(defaults)), values = allowed(key), path = key.path();
+      const std::string all = lower(fmt::format("{} {} {} {}", path, value, values, key.help));
+      if (!std::ranges::all_of(words, [&](const std::string& word) { return all.find(lower(word)) != all.npos; }))
+        continue;
+      text += fmt::format("{} = {}\n    {}\n    allowed: {}; {}\n", path, value, key.help, values, role_name(key.role));
+    }
+  }
+  if (!text.empty()) return text;
+  throw Error(ExitCode::usage,
+              fmt::format("no key has \"{}\" in its name, its values or its meaning; nanorun keys prints all keys",
+                          excerpt(fmt::format("{}", fmt::join(words, "\" and \"")), 200)),
+              Scope::all_ranks);
 }
 
 std::string key_reference() {

@@ -200,6 +200,7 @@ TokenSum sum_of(std::span<const ShardInfo> shards) {
 
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) {
   std::vector<std::string> paths;
+  ErrorList absent;
   for (const std::string& pattern : patterns) {
     if (exists(pattern, ExitCode::data)) {
       paths.push_back(pattern);
@@ -208,11 +209,12 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns) 
     const std::vector<std::string> matches = glob_paths(pattern, ExitCode::data);
     if (matches.empty()) {
       const bool fineweb = name_of(pattern).starts_with("fineweb_");
-      fail("{}: no such file{}", pattern,
-           fineweb ? "; jobscripts/tools/get_fineweb.py fetches the speedrun's tokens" : "");
+      absent.add(fmt::format("{}: no such file{}", pattern,
+                             fineweb ? "; jobscripts/tools/get_fineweb.py fetches the speedrun's tokens" : ""));
     }
     paths.insert(paths.end(), matches.begin(), matches.end());
   }
+  absent.rethrow(ExitCode::data, Scope::this_rank);
   return paths;
 }
 

@@ -66,7 +66,7 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
                   const std::string& file);
 
 /// The files that names and glob patterns stand for, in their order, the matches of a pattern sorted. Throws
-/// Error(data) for a name or pattern that matches nothing.
+/// Error(data) with a line for each name or pattern that matches nothing.
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
 /// Reads tokens of shards, and keeps the shard open that it read last. Of the readers that share ShardInfo::check one

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "kernels/device/blas.hpp"
 #include "kernels/ops.hpp"
 #include "src/base/build.hpp"
 #include "src/base/launch.hpp"
@@ -16,8 +17,6 @@
 #if NANORUN_CUDA
 #include "src/comm/transport_nccl.hpp"
 #endif
-
-extern "C" char* openblas_get_config();
 
 namespace nanorun {
 
@@ -33,11 +32,14 @@ std::string cuda_version(int number) {
 
 Facts program_facts() {
   const Build& b = build();
-  std::string blas = openblas_get_config();
-  blas.erase(blas.find_last_not_of(' ') + 1);
-  Facts facts = {
-      {"version", b.version}, {"commit", b.commit},    {"compiler", b.compiler}, {"flags", b.flags},
-      {"mpi", mpi_version()}, {"hdf5", h5::version()}, {"blas", blas},           {"kokkos", kernels::kokkos_version()}};
+  Facts facts = {{"version", b.version},
+                 {"commit", b.commit},
+                 {"compiler", b.compiler},
+                 {"flags", b.flags},
+                 {"mpi", mpi_version()},
+                 {"hdf5", h5::version()},
+                 {"blas", kernels::blas_version()},
+                 {"kokkos", kernels::kokkos_version()}};
 #if NANORUN_CUDA
   facts.insert(facts.end(), {{"cuda", b.cuda},
                              {"cuda_runtime", cuda_version(ops::runtime_version())},

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "kernels/attention/attention_input_portable.hpp"
+#include "kernels/device/blas.hpp"
 #include "kernels/ops.hpp"
 #include "kernels/optimizer/muon_portable.hpp"
-
-extern "C" void openblas_set_num_threads(int threads);
 
 namespace nanorun {
 namespace {
@@ -202,7 +201,7 @@ BENCHMARK(adam)->Unit(benchmark::kMillisecond);
 
 int main(int argc, char** argv) {
   Kokkos::initialize();
-  openblas_set_num_threads(1);
+  nanorun::kernels::limit_blas_threads();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();

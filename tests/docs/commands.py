@@ -39,6 +39,7 @@ from study.study_file import read_study  # noqa: E402
 PLACEHOLDERS = {
     "DECK": "inputs/record21.toml", "STUDY.toml": "inputs/studies/strong.toml", "SHARD.bin": "shard.bin",
     "SWEEP.toml": "inputs/sweeps/muon_lr.toml",
+    "WORD": "muon",
     "P": "4", "W": "896", "FILE": "file", "OUTPUT": "output", "SHARD": "shard.h5", "BIN": "shard.bin", "JOB": "1",
 }
 # Blocks that are neither commands nor decks, by their first words.
@@ -50,6 +51,10 @@ SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
 TRAINING = [f"jobscripts/{name}.sbatch" for name in ("train", "ensemble", "sweep")]
+
+
+PROFILERS = {"nsys": ("--trace", "--capture-range", "--output"),
+             "ncu": ("--nvtx", "--nvtx-include", "--set", "--export", "--profile-from-start")}
 
 
 class Wrong(Exception):
@@ -122,6 +127,17 @@ def require_nanorun(word):
     require(re.fullmatch(rf"(build/({presets})/bin/|containers/bin/)?nanorun", word), f"{word} is no build of nanorun")
 
 
+def profiled(words, ranks=1):
+    """A profiler whose options are known to be right, and what it starts."""
+    options = PROFILERS[words[0]]
+    end = next((at for at, word in enumerate(words) if word.endswith("nanorun")), len(words))
+    for word in words[1:end]:
+        require(not word.startswith("-") or word.partition("=")[0] in options, f"{words[0]}: unknown option {word}")
+    if end < len(words):
+        require_nanorun(words[end])
+        nanorun(words[end:], ranks)
+
+
 def mpirun(words):
     """Options of Open MPI's beside -n must be those that this test knows to be right."""
     while words[1:2] == ["--mca"]:
@@ -130,6 +146,8 @@ def mpirun(words):
     if len(words) == 1:
         return
     require(words[1] == "-n" and words[2].isdigit(), "mpirun without -n RANKS")
+    if words[3] in PROFILERS:
+        return profiled(words[3:], int(words[2]))
     require_nanorun(words[3])
     nanorun(words[3:], int(words[2]))
 
@@ -300,14 +318,16 @@ def test_program(words):
 
 
 def cmake(words):
-    known = {"--preset", "--build", "--install", "--prefix", "--parallel", "--target", "-S", "-B"}
+    known = {"--preset", "--build", "--install", "--prefix", "--parallel", "--target", "--component", "-S", "-B"}
+    variables = ("Kokkos_ROOT", "BLA_VENDOR", "BLAS_LIBRARIES", "MPI_C_COMPILER", "HDF5_C_COMPILER_EXECUTABLE")
     if "--preset" in words:
         require_preset(words, "buildPresets" if "--build" in words else "configurePresets")
     for word in words[1:]:
         if word.startswith("-DNANORUN_"):
             require(f"({word[2:].partition('=')[0]} " in cmake_texts(), f"{word} is no option of the project")
         elif word.startswith("-"):
-            require(word in known or re.match(r"-D(CMAKE_\w+|Kokkos_ROOT)=", word), f"cmake: unknown option {word}")
+            require(word in known or re.match(rf"-D(CMAKE_\w+|{'|'.join(variables)})=", word),
+                    f"cmake: unknown option {word}")
 
 
 def apt_get(words):
@@ -367,6 +387,7 @@ CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
     "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
+    "nsys": profiled, "ncu": profiled, "export": words_from(),
     "scontrol": words_from(), "lfs": words_from("-c", "-S"), "cp": with_files_from("-r", "-al"), ".": words_from(),
     "jube": with_files_from("-o", "-r", "-t"), "benchpark": words_from("--dest"), "ramble": words_from("--workspace-dir"),
     "reframe": with_files_from("-C", "-c", "--system", "-P", "-S", "-n", "-r", "--performance-report"),

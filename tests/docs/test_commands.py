@@ -3,6 +3,7 @@ Usage: test_commands.py PROGRAM MPIRUN.
 """
 
 import re
+import subprocess
 import unittest
 
 from commands import OTHER_CODE, check_block, check_command, check_of, small_run
@@ -41,6 +42,23 @@ class Commands(unittest.TestCase):
                     check_command(code)
         self.assertGreaterEqual(count, 40)
 
+    def test_examples_of_the_help(self):
+        """Those that the help of each command ends with."""
+        def examples(*command):
+            said = subprocess.run([small_run.PROGRAM, *command, "--help"], stdout=subprocess.PIPE, text=True,
+                                  check=True).stdout
+            return said, re.findall(r"^  ((?:mpirun|nanorun) .*)$", said.partition("\nExamples:\n")[2], re.MULTILINE)
+        said, shown = examples()
+        commands = re.findall(r"^  ([a-z]+) ", said.partition("\nSubcommands:\n")[2].partition("\n\n")[0], re.MULTILINE)
+        for command in commands:
+            of_command = examples(command)[1]
+            self.assertGreaterEqual(len(of_command), 2, command)
+            shown += of_command
+        self.assertGreaterEqual(len(shown), 20)
+        for command in shown:
+            with self.subTest(command=command):
+                check_command(command)
+
     def test_wrong_commands_are_found(self):
         deck = "inputs/record21.toml"
         train, script = f"build/cpu/bin/nanorun train {deck}", f"jobscripts/train.sbatch {deck}"
@@ -69,6 +87,7 @@ class Commands(unittest.TestCase):
             "podman build --target tpu -f containers/Dockerfile .", "apptainer build --build-arg BASES=x a.sif b.def",
             "podman build -f containers/Containerfile .", "mpirun -n 2 containers/nanorun train " + deck,
             "jobscripts/record.sh inputs/record21.toml", "jobscripts/record.sh none.toml --seeds 2",
+            "nanorun keys mu0n",
             "jobscripts/record.sh inputs/record21.toml --seeds 2 -- train.wide=1",
             "jobscripts/benchmark.sh --program build/gpu/bin/nanorun", "sbatch jobscripts/benchmark.sbatch --gpus 8",
         ]

@@ -193,6 +193,12 @@ class Data(FaultTest):
         self.assertEqual(self.train(2, *arguments).messages(), [])
         self.assertNotIn("warning", self.train(2, *arguments, "--dry-run").text())
 
+    def test_all_missing_shards_are_named(self):
+        """Those of training and validation at once."""
+        job = self.train(2, 'data.train=["gone.h5", "data.h5", "none*.h5"]', 'data.validation=["absent.h5"]', code=3)
+        self.assertEqual(job.messages(),
+                         [f"nanorun: {name}: no such file" for name in ("gone.h5", "none*.h5", "absent.h5")])
+
     def test_shards_behind_the_last_step_are_not_opened(self):
         os.mkfifo(self.folder / "fifo.h5")
         data = ('data.train=["data.h5", "absent.h5", "fifo.h5"]', "data.end=error")

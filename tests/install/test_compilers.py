@@ -33,8 +33,6 @@ def cross_options(found):
     # CMake itself would look among the libraries for ARM.
     names = [name for name in found if name.endswith(("_DIR", "_LIBRARY")) and not name.startswith("CMAKE")]
     places = {name: found[name] for name in names if found[name] and not found[name].endswith("NOTFOUND")}
-    # Debian links it into a directory that also holds this machine's headers of the C library.
-    places["OpenBLAS_INCLUDE_DIR"] = (Path(found["OpenBLAS_INCLUDE_DIR"]) / "cblas.h").resolve().parent
     # Nothing can be linked.
     return ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
             "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY", *(f"-D{name}={place}" for name, place in places.items())]

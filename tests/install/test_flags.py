@@ -31,12 +31,22 @@ class Flags(unittest.TestCase):
         self.assertEqual([flag for flag in plain if flag.startswith("-Werror")], [])
         self.assertIn("-Werror", self.flags("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
 
-    def test_presets_ask_for_it(self):
+    def test_presets_of_developers_ask_for_it(self):
+        """Those that users build with do not; test.sh asks for it there."""
         presets = json.loads((SOURCE / "CMakePresets.json").read_text())["configurePresets"]
-        for name in [preset["name"] for preset in presets if not preset.get("hidden")]:
+        names = [preset["name"] for preset in presets if not preset.get("hidden")]
+        self.assertLess({"cpu", "h100", "asan", "clang", "mpich", "blis", "openmp", "aarch64"}, set(names))
+        for name in names:
             shown = subprocess.run([CMAKE, "-N", "--preset", name], cwd=SOURCE, check=True, capture_output=True,
                                    text=True).stdout
-            self.assertIn('CMAKE_COMPILE_WARNING_AS_ERROR="ON"', shown, name)
+            asks = 'CMAKE_COMPILE_WARNING_AS_ERROR="ON"' in shown
+            self.assertEqual(asks, name not in ("cpu", "h100"), name)
+        self.assertIn("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", (SOURCE / "jobscripts" / "test.sh").read_text())
+
+    def test_optimises_where_no_build_type_is_given(self):
+        self.assertIn("-O3", self.flags())
+        debug = self.flags("-DCMAKE_BUILD_TYPE=Debug")
+        self.assertTrue("-g" in debug and "-O3" not in debug, debug)
 
 
 if __name__ == "__main__":

@@ -5,27 +5,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import unittest
 from pathlib import Path
 
+import installed
 
-class Prefix(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory(prefix="nanorun-install-")
-        cls.addClassCleanup(temporary.cleanup)
-        installed = Path(temporary.name) / "installed"
-        subprocess.run([CMAKE, "--install", BUILD, "--prefix", installed], check=True, stdout=subprocess.DEVNULL)
-        cls.prefix = installed.rename(Path(temporary.name) / "moved")
-        cls.elsewhere = Path(temporary.name)
 
-    def run_program(self, *arguments):
-        """Standard output of the installed program, started outside its prefix."""
-        command = [self.prefix / "bin" / "nanorun", *arguments]
-        job = subprocess.run(command, cwd=self.elsewhere, capture_output=True, text=True)
-        self.assertEqual(job.returncode, 0, job.stderr)
-        return job.stdout
-
+class Prefix(installed.Installed):
     def test_version(self):
         self.assertRegex(self.run_program("--version"), r"^nanorun \d+\.\d+\.\d+ \(.*\)\n$")
 
@@ -103,9 +88,8 @@ class Prefix(unittest.TestCase):
         paths = [line.split("[")[1].rstrip("]").split(":") for line in dynamic.splitlines() if "RUNPATH" in line]
         self.assertEqual(len(paths), 1, dynamic)
         self.assertTrue(any(path.startswith("$ORIGIN/../lib") for path in paths[0]), paths)
-        self.assertNotIn(str(BUILD), dynamic)
+        self.assertNotIn(str(self.BUILD), dynamic)
 
 
 if __name__ == "__main__":
-    CMAKE, BUILD = sys.argv[1], Path(sys.argv[2])
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    installed.main(sys.argv)

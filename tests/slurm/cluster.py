@@ -139,7 +139,8 @@ class Cluster:
         # What an outer job, its MPI or a user's settings left in the environment means nothing here.
         self.environment = {key: value for key, value in os.environ.items()
                             if not key.startswith(("SLURM", "SBATCH_", "SCANCEL_", "PMI", "OMPI_COMM", "SRUN_"))}
-        self.environment |= {"PATH": PATH, "SLURM_CONF": f"{self.folder}/slurm.conf"}
+        self.environment |= {"PATH": PATH, "SLURM_CONF": f"{self.folder}/slurm.conf",
+                             "NANORUN_SITE": "/dev/null"}
         atexit.register(self.stop)
         self.start()
 

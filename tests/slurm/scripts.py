@@ -48,7 +48,7 @@ class Script(unittest.TestCase):
         self.environment = {key: value for key, value in os.environ.items()
                             if not key.startswith(("SLURM", "SBATCH", "SRUN", "NANORUN"))}
         self.environment |= {
-            "PATH": f"{self.stubs}:{os.environ['PATH']}", "STUBS": str(self.stubs), "SLURM_JOB_ID": "7",
+            "PATH": f"{self.stubs}:{os.environ['PATH']}", "STUBS": str(self.stubs), "NANORUN_SITE": "/dev/null", "SLURM_JOB_ID": "7",
             "SLURM_ARRAY_TASK_ID": "3", "SLURM_SUBMIT_DIR": str(self.folder),
             "NANORUN_JOBSCRIPTS": str(JOBSCRIPTS), "NANORUN_BUILD": str(Path(small_run.PROGRAM).parents[1]),
         }

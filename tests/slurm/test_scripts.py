@@ -361,6 +361,48 @@ class Site(Script):
             self.assertEqual(said.count("\n"), 1, said)
             self.assertIn(f"{self.program}: no such program", said)
 
+    def write_user_site(self, *lines, folder="config"):
+        """A user's site.sh below `folder`, where XDG_CONFIG_HOME or a home may lead."""
+        site = self.top / folder / "nanorun" / "site.sh"
+        site.parent.mkdir(parents=True)
+        site.write_text("".join(f"{line}\n" for line in lines))
+        return site
+
+    def sourced(self, words, code=0, **variables):
+        """What `words` expand to after site.sh has been sourced."""
+        done = subprocess.run(["bash", "-euc", f'source "$1"; echo "{words}"', "bash", self.checkout / "jobscripts/site.sh"],
+                              cwd=self.top, env=self.environment | variables, text=True, capture_output=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done.stdout + done.stderr
+
+    def test_the_user_s_settings_come_after_those_of_the_site(self):
+        """A user's file holds only what differs, and may use what the site's has set."""
+        site = self.checkout / "jobscripts" / "site.sh"
+        site.write_text(site.read_text().replace("# export SBATCH_ACCOUNT", "export SBATCH_ACCOUNT"))
+        self.write_user_site("export SBATCH_ACCOUNT=mine", "export NANORUN_BUILD=$NANORUN_JOBSCRIPTS/../build/my",
+                             "requeue_at_most=7")
+        words = "$SBATCH_ACCOUNT $SBATCH_PARTITION $requeue_at_most $nanorun"
+        del self.environment["NANORUN_SITE"]
+        self.assertEqual(self.sourced(words, XDG_CONFIG_HOME=f"{self.top}/config"),
+                         f"mine gpu 7 {self.checkout}/jobscripts/../build/my/bin/nanorun\n")
+        others = f"project gpu 3 {self.program}\n"
+        self.assertEqual(self.sourced(words, XDG_CONFIG_HOME=f"{self.top}/none"), others)
+        self.assertEqual(self.sourced(words, XDG_CONFIG_HOME=f"{self.top}/config", NANORUN_SITE="/dev/null"), others)
+        self.write_user_site("export SBATCH_ACCOUNT=home", folder="home/.config")
+        self.environment.pop("XDG_CONFIG_HOME", None)
+        self.assertEqual(self.sourced("$SBATCH_ACCOUNT", HOME=f"{self.top}/home"), "home\n")
+
+    def test_a_user_s_settings_that_are_named_must_be_there(self):
+        said = self.sourced("never", code=2, NANORUN_SITE=f"{self.top}/none.sh")
+        self.assertRegex(said, r"^site\.sh: NANORUN_SITE names \S+/none\.sh, which cannot be read\n$")
+
+    def test_a_job_reads_the_user_s_settings(self):
+        other = self.top / "other build" / "bin" / "nanorun"
+        self.write_program(other)
+        site = self.write_user_site(f"export NANORUN_BUILD='{other.parents[1]}'")
+        self.run_script("train.sbatch", "deck.toml", SLURM_SUBMIT_DIR=str(self.checkout), NANORUN_SITE=str(site))
+        self.assertIn(str(other), self.started())
+
     def test_zsh(self):
         if shutil.which("zsh") is None:
             self.skipTest("no zsh")

@@ -1,9 +1,11 @@
 #include "src/command_line.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include "src/config/config.hpp"
 #include "tests/support/error_of.hpp"
@@ -176,6 +178,41 @@ TEST(CommandLine, PrintsHelpVersionAndKeys) {
   EXPECT_EQ(line.text, key_reference());
 }
 
+TEST(CommandLine, KeysAreSearched) {
+  EXPECT_EQ(parse_command_line({"keys", "log_every"}).text,
+            "run.log_every = 10\n    steps between lines of the log\n"
+            "    allowed: 32-bit integer, from 1 to 10000000; operates\n");
+  EXPECT_EQ(parse_command_line({"keys", "LOG", "between", "lines"}).text,
+            parse_command_line({"keys", "log_every"}).text);
+  const std::string stages = parse_command_line({"keys", "stage.n.length"}).text;
+  EXPECT_EQ(stages.find("stage.N.length = "), 0) << stages;
+  EXPECT_NE(parse_command_line({"keys", "e5m2"}).text.find("\ncomm.gradient_scale = "), std::string::npos);
+  EXPECT_EQ(
+      error_on_all_ranks(ExitCode::usage,
+                         [] {
+                           parse_command_line({"keys", "log_every", "muon"});
+                         }),
+      "no key has \"log_every\" and \"muon\" in its name, its values or its meaning; nanorun keys prints all keys");
+}
+
+TEST(CommandLine, HelpEndsWithExamples) {
+  for (const char* command : {"", "train", "shard", "export", "import", "verify", "info", "eval", "sample", "keys"}) {
+    const std::string help = parse_command_line(*command ? Strings{command, "--help"} : Strings{"--help"}).text;
+    const std::string title = "\nExamples:\n";
+    const std::size_t begin = help.find(title);
+    ASSERT_NE(begin, std::string::npos) << help;
+    std::istringstream lines(help.substr(begin + title.size()));
+    const std::regex example(fmt::format("  (mpirun -n [0-9]+ )?nanorun {}\\b.*", command));
+    for (int i = 0; i < 2; ++i) {
+      std::string said, shown;
+      std::getline(std::getline(lines, said), shown);
+      EXPECT_TRUE(said.starts_with("  # ") && std::regex_match(shown, example)) << said << shown;
+    }
+    const bool has_codes = help.find("\nExit codes") != std::string::npos;
+    EXPECT_EQ(has_codes, std::string_view(command) != "info") << help;
+  }
+}
+
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   EXPECT_EQ(usage_error_of({}), "A subcommand is required; see nanorun --help");
   EXPECT_EQ(usage_error_of({"trian", "d.toml"}),
@@ -199,7 +236,7 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
                                    {"shard", "out", "a.txt", "--tokenizer", "t", "--end-of-text", "100"},
                                    {"shard", "out", "a.txt", "--tokenizer", "t", "--field", ""},
                                    {"shard", "out", "a.jsonl", "--field", "text"},
-                                   {"keys", "extra"}}) {
+                                   {"keys", "--extra"}}) {
     EXPECT_NE(usage_error_of(arguments).find("; see nanorun"), std::string::npos);
   }
 }

@@ -77,6 +77,13 @@ TEST(ExpandPaths, KeepsTheOrderAndSortsWithinAPattern) {
             (std::vector<std::string>{folder / "b1", folder / "b10", folder / "b2", folder / "a1", folder / "c[1]"}));
   EXPECT_EQ(error_of([&] { expand_paths({folder / "d*"}); }), (folder / "d*") + ": no such file");
   EXPECT_EQ(error_of([&] { expand_paths({folder / "a1", folder / "a2"}); }), (folder / "a2") + ": no such file");
+  try {
+    expand_paths({folder / "a3", folder / "a1", folder / "e*"});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_EQ(error.what(), (folder / "a3") + ": no such file\n" + (folder / "e*") + ": no such file");
+  }
   EXPECT_TRUE(contains(error_of([&] { expand_paths({folder / "fineweb_val_*.h5"}); }), "get_fineweb.py fetches"));
 }
 

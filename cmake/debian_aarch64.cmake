@@ -1,0 +1,25 @@
+# A build for ARM (aarch64) on another Debian machine: the cross compiler g++-aarch64-linux-gnu, and a sysroot with
+# Debian's packages for arm64, which tests/install/debian_sysroot.sh makes. NANORUN_SYSROOT names it.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES NANORUN_SYSROOT)
+set(CMAKE_SYSROOT ${NANORUN_SYSROOT})
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+# Libraries of libraries lie in directories that Debian's alternatives name at run time.
+set(libraries ${NANORUN_SYSROOT}/usr/lib/aarch64-linux-gnu)
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,-rpath-link,${libraries}:${libraries}/openblas-pthread:${libraries}/openmpi/lib")
+# The compiler wrappers of MPI and HDF5 are programs of the other processor.
+set(MPI_C_COMPILER MPI_C_COMPILER-NOTFOUND CACHE FILEPATH "")
+set(MPI_C_LIB_NAMES mpi CACHE STRING "")
+set(MPI_C_HEADER_DIR ${libraries}/openmpi/include CACHE PATH "")
+set(MPI_mpi_LIBRARY ${libraries}/openmpi/lib/libmpi.so CACHE FILEPATH "")
+set(HDF5_C_COMPILER_EXECUTABLE HDF5_C_COMPILER_EXECUTABLE-NOTFOUND CACHE FILEPATH "")
+set(HDF5_C_LIBRARY_hdf5 ${libraries}/hdf5/openmpi/libhdf5.so CACHE FILEPATH "")
+set(HDF5_C_INCLUDE_DIR ${NANORUN_SYSROOT}/usr/include/hdf5/openmpi CACHE PATH "")
+set(BLAS_LIBRARIES ${libraries}/openblas-pthread/libopenblas.so CACHE FILEPATH "")
