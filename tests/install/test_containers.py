@@ -190,9 +190,12 @@ class Program(unittest.TestCase):
         self.assertIn("nanorun.sif: no such image; build it, or set NANORUN_IMAGE", self.start("info", code=2))
         self.assertIn("neither apptainer nor singularity is on the PATH",
                       self.start("info", code=2, NANORUN_IMAGE=str(self.image)))
-        if shutil.which("podman", path="/usr/bin:/bin") is None:
-            self.assertIn("nanorun: no such file, and podman is not on the PATH",
-                          self.start("info", code=2, NANORUN_IMAGE="nanorun"))
+        few = self.top / "few"
+        few.mkdir()
+        for name in ("bash", "dirname", "realpath"):
+            (few / name).symlink_to(shutil.which(name))
+        self.assertIn("nanorun: no such file, and podman is not on the PATH",
+                      self.start("info", code=2, NANORUN_IMAGE="nanorun", PATH=str(few)))
         self.stub("apptainer")
         self.assertIn("NANORUN_BIND: data is no whole path of a directory",
                       self.start("info", code=2, NANORUN_IMAGE=str(self.image), NANORUN_BIND="data"))
