@@ -39,9 +39,11 @@ if(BLAS_FOUND)
 endif()
 
 include(FindPackageHandleStandardArgs)
+# A list would become further arguments.
+list(JOIN BLAS_LIBRARIES " " found)
 find_package_handle_standard_args(CBLAS
   REASON_FAILURE_MESSAGE "name a BLAS with its C interface by -DBLA_VENDOR=OpenBLAS, FLAME (BLIS), Intel10_64lp (MKL), \
-Generic, or by -DBLAS_LIBRARIES=/path/of/lib.so. FindBLAS found: ${BLAS_LIBRARIES}"
+Generic, or by -DBLAS_LIBRARIES=/path/of/lib.so. FindBLAS found: ${found}"
   REQUIRED_VARS CBLAS_LIBRARIES)
 
 if(CBLAS_FOUND AND NOT TARGET nanorun::cblas)

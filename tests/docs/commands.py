@@ -364,13 +364,13 @@ def with_files_from(*known):
 
 
 def container(*known):
-    """podman and apptainer, which build an image of containers/, save one, or run a command in one."""
+    """podman and apptainer: they build images of containers/, save them, or run a command in one."""
     def check(words):
         if len(words) == 1:
             return None  # its name in a text
         if words[1] == "exec":
             return check_of(words[3])(words[3:])
-        require(words[1] in ("build", "save"), f"{words[0]} {words[1]} is not known to this test")
+        require(words[1] in ("build", "save", "import", "stop"), f"{words[0]} {words[1]} is not known to this test")
         words_from(*known)(words)
         declared = "".join((ROOT / "containers" / name).read_text() for name in ("Dockerfile", "nanorun.def"))
         for option, value in zip(words, words[1:]):

@@ -46,6 +46,14 @@ class Images(unittest.TestCase):
         self.assertLessEqual({"cpu", "gpu"}, {name for _, name in stages})
         self.assertEqual(re.findall(r"^Stage: (\w+)$", self.definition, re.MULTILINE), ["build", "final"])
 
+    def test_each_stage_that_builds_declares_its_arguments(self):
+        """Buildah passes them on to no stage that follows."""
+        stages = re.split(r"^FROM ", self.dockerfile, flags=re.MULTILINE)[1:]
+        building = [stage for stage in stages if "build.sh program" in stage]
+        self.assertEqual(len(building), 2)
+        for stage in building:
+            self.assertEqual(re.findall(r"^ARG (\w+)$", stage, re.MULTILINE), ["NANORUN_COMMIT", "CMAKE_OPTIONS"])
+
     def test_the_base_has_no_default(self):
         """Nor is there any host."""
         self.assertIn(["ARG", "BASE"], instructions(self.dockerfile))
@@ -159,7 +167,7 @@ class Program(unittest.TestCase):
         self.assertEqual(self.bound(words, "--entrypoint"), [PROGRAM])
         self.assertEqual(self.bound(words, "--workdir"), [str(self.work)])
         self.assertEqual(self.bound(words, "--volume"), [f"{path}:{path}" for path in (self.work, "/tmp", ROOT)])
-        self.assertLessEqual({"--env-host", "--ipc=host", "--pid=host", "--network=host"}, set(words))
+        self.assertLessEqual({"--env-host", "--ipc=host", "--pid=host", "--ulimit=host", "--network=host"}, set(words))
         self.assertEqual("--userns=keep-id" in words, os.geteuid() != 0)
 
     def test_gpus(self):
@@ -182,9 +190,12 @@ class Program(unittest.TestCase):
         self.assertIn("nanorun.sif: no such image; build it, or set NANORUN_IMAGE", self.start("info", code=2))
         self.assertIn("neither apptainer nor singularity is on the PATH",
                       self.start("info", code=2, NANORUN_IMAGE=str(self.image)))
-        if shutil.which("podman", path="/usr/bin:/bin") is None:
-            self.assertIn("nanorun: no such file, and podman is not on the PATH",
-                          self.start("info", code=2, NANORUN_IMAGE="nanorun"))
+        few = self.top / "few"
+        few.mkdir()
+        for name in ("bash", "dirname", "realpath"):
+            (few / name).symlink_to(shutil.which(name))
+        self.assertIn("nanorun: no such file, and podman is not on the PATH",
+                      self.start("info", code=2, NANORUN_IMAGE="nanorun", PATH=str(few)))
         self.stub("apptainer")
         self.assertIn("NANORUN_BIND: data is no whole path of a directory",
                       self.start("info", code=2, NANORUN_IMAGE=str(self.image), NANORUN_BIND="data"))

@@ -4,13 +4,14 @@ Usage: test_flags.py CMAKE SOURCE_DIR [unittest arguments].
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from configure import commands, configure
+from configure import cache, commands, configure
 
 
 class Flags(unittest.TestCase):
@@ -47,6 +48,15 @@ class Flags(unittest.TestCase):
         self.assertIn("-O3", self.flags())
         debug = self.flags("-DCMAKE_BUILD_TYPE=Debug")
         self.assertTrue("-g" in debug and "-O3" not in debug, debug)
+
+    def test_a_blas_may_be_several_libraries(self):
+        """Spack names them all."""
+        self.flags()
+        libraries = [value for name, value in cache(self.build).items()
+                     if re.fullmatch(r"BLAS_\w+_LIBRARY", name) and Path(value).is_file()]
+        self.assertNotEqual(libraries, [])
+        with tempfile.TemporaryDirectory(prefix="nanorun-flags-") as build:
+            configure(CMAKE, SOURCE, build, f"-DBLAS_LIBRARIES={libraries[0]};{libraries[0]}")
 
 
 if __name__ == "__main__":
