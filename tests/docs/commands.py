@@ -173,7 +173,7 @@ def sbatch(words):
     if len(words) == 1:
         return None
     given, (script, *arguments) = split_options(words[1:])
-    unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--time", "--array", "--exclusive", "--mem"}
+    unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--array", "--exclusive", "--mem"}
     require(not unknown, f"sbatch: {unknown} is not known to this test")
     if script == "jobscripts/benchmark.sbatch":
         return with_program(["jobscripts/benchmark.sh", *arguments])
