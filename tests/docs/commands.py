@@ -262,7 +262,8 @@ def jobscript(words):
              "watch.py": lambda: parsed(watch, words),
              "sweep.py": lambda: check_sweep(parsed(sweep, words).sweep), "get_fineweb.py": lambda: fineweb(words),
              "sweep.sbatch": lambda: sbatch(["sbatch", *words]), "train.sbatch": lambda: sbatch(["sbatch", *words]),
-             "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}
+             "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words),
+             "quickstart.sh": lambda: dry_run(["train", "inputs/quickstart.toml", *words[1:]], 2)}
     require(path.name in tools, f"{words[0]} takes no arguments")
     tools[path.name]()
 
