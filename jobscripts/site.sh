@@ -3,8 +3,10 @@
 # scripts source it again. Settings of one user go into ~/.config/nanorun/site.sh, which this file reads.
 # What is left out here, ask_slurm.sh asks Slurm for, but for the account.
 
-# Whom the jobs are charged to, and where they run.
-# export SBATCH_ACCOUNT=project SBATCH_PARTITION=gpu
+# Whom the jobs are charged to.
+# export SBATCH_ACCOUNT=project
+# Where they run.
+# export SBATCH_PARTITION=gpu
 # GPUs of a node for a program that computes on them; --ntasks-per-node gives as many ranks.
 # export SBATCH_GPUS_PER_NODE=8
 

@@ -173,7 +173,8 @@ def sbatch(words):
     if len(words) == 1:
         return None
     given, (script, *arguments) = split_options(words[1:])
-    unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--array", "--exclusive", "--mem"}
+    known = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--array", "--exclusive", "--mem"}
+    unknown = given.keys() - known
     require(not unknown, f"sbatch: {unknown} is not known to this test")
     if script == "jobscripts/benchmark.sbatch":
         return with_program(["jobscripts/benchmark.sh", *arguments])

@@ -170,7 +170,7 @@ class Cluster:
         """Slurm asks of a GPU only that its device file exists."""
         kind, _, count = self.gpus.rpartition(":")
         for i in range(int(count)):
-            (self.folder / f"gpu{i}").touch()
+            (self.folder / f"gpu{i}").symlink_to("/dev/null")
         (self.folder / "gres.conf").write_text(
             f"Name=gpu {f'Type={kind} ' if kind else ''}File={self.folder}/gpu[0-{int(count) - 1}]\n")
 

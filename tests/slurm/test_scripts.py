@@ -377,7 +377,7 @@ class Site(Script):
     def test_the_user_s_settings_come_after_those_of_the_site(self):
         """A user's file holds only what differs, and may use what the site's has set."""
         site = self.checkout / "jobscripts" / "site.sh"
-        site.write_text(site.read_text().replace("# export SBATCH_ACCOUNT", "export SBATCH_ACCOUNT"))
+        site.write_text(site.read_text().replace("# export SBATCH_", "export SBATCH_"))
         self.write_user_site("export SBATCH_ACCOUNT=mine", "export NANORUN_BUILD=$NANORUN_JOBSCRIPTS/../build/my",
                              "requeue_at_most=7")
         words = "$SBATCH_ACCOUNT $SBATCH_PARTITION $requeue_at_most $nanorun"
