@@ -13,7 +13,7 @@ from reframe.core.builtins import parameter, run_before, sanity_function, variab
 
 VERDICT = r"^PASSED$"
 FIGURE = r"^FOM (\w+) (\S+)$"
-UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J"}  # by name, or else by the end of the name
+UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J", "joules_per_step": "J", "tokens_per_wh": "tokens/Wh"}  # by name, or else by the end of the name
 ENDS = {"seconds": "s", "tokens": "s", "ms": "ms", "bytes": "B"}
 
 

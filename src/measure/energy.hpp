@@ -2,6 +2,7 @@
 // Energy of the training steps of a run.
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 
 #include "src/comm/comm.hpp"
@@ -14,6 +15,8 @@ namespace nanorun {
 struct Energy {
   std::optional<double> gpus, processors;
   bool gpus_counted = false;  ///< by the counters of the GPUs; else their mean power times the time
+  long steps = 0;             ///< during which they were taken
+  std::uint64_t tokens = 0;   ///< of these steps
 };
 
 class EnergyMeter {
@@ -21,7 +24,8 @@ class EnergyMeter {
   /// Collective. `gpus` outlives it.
   EnergyMeter(Comm& comm, GpuMonitor& gpus, const std::string& powercap = "/sys/class/powercap");
 
-  /// Counts from here on. Called before every step; does next to nothing where it counts already.
+  /// Counts from here on; does next to nothing where it counts already. The first call waits until the driver's library
+  /// is open, so that a run makes its first step before.
   void resume();
   /// Counts until here. The device has no work left.
   void pause();

@@ -61,6 +61,7 @@ void write_events(const std::string& path, const std::vector<std::string>& event
     if (!of_rank.empty()) events += (events.empty() ? "" : ",") + of_rank;
   }
   clear_own_place(path, ExitCode::output, is_trace_json);
+  if (has_file(path, ExitCode::output)) set_aside(path, ExitCode::output);
   replace_text(path, ExitCode::output, text_of(events));
 }
 

@@ -225,8 +225,8 @@ Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, i
 }  // namespace
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
-  std::uint64_t bytes = 65536 + header.provenance.size() + header.deck.size() + header.shards.size() +
-                        header.progress.mlp_maxima.size() * sizeof(double);
+  std::uint64_t bytes = 65536 + header.provenance.size() + header.earlier_decks.size() + header.deck.size() +
+                        header.shards.size() + header.progress.mlp_maxima.size() * sizeof(double);
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
   return bytes;
 }

@@ -124,6 +124,10 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   summary.mfu_6nd = mfu(run_6nd_, run_seconds_);
   summary.peak_flops = context_.peak_flops();
   summary.energy = energy_.sum();
+  if (progress.step > first_step_ + 1) {
+    summary.energy.steps = progress.step - first_step_ - 1;
+    summary.energy.tokens = tokens_before(config_, progress.step) - tokens_before(config_, first_step_ + 1);
+  }
   summary.time_to_first_step = time_to_first_step_;
   summary.sent = most_sent();
   const std::uint64_t memory = peak_memory_bytes();

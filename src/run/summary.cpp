@@ -64,12 +64,11 @@ nlohmann::ordered_json level_json(const Traffic& sent, long steps) {
 /// Energy of the devices that train, as summary.json and the figures of merit name it; empty where it is not known.
 std::vector<std::pair<const char*, double>> energy_figures(const RunSummary& s) {
   const double joules = (s.energy.gpus ? s.energy.gpus : s.energy.processors).value_or(0);
-  const long steps = s.progress.step - s.first_step;
-  if (!(joules > 0) || steps <= 0 || s.run_tokens == 0) return {};
-  const auto tokens = static_cast<double>(s.run_tokens);
+  if (!(joules > 0) || s.energy.steps == 0) return {};
+  const auto tokens = static_cast<double>(s.energy.tokens);
   constexpr double joules_per_wh = 3600;
   return {{"energy_joules", joules},
-          {"joules_per_step", joules / static_cast<double>(steps)},
+          {"joules_per_step", joules / static_cast<double>(s.energy.steps)},
           {"joules_per_token", joules / tokens},
           {"tokens_per_wh", tokens / joules * joules_per_wh}};
 }

@@ -29,7 +29,7 @@ struct RunSummary {
   std::optional<double> mfu;      ///< MFU of these steps
   std::optional<double> mfu_6nd;  ///< the same with 6 N D in place of all FLOPs, see Flops::per_sequence_6nd()
   double peak_flops = 0;          ///< of all GPUs, per second, by which both divide; 0 where it is not known
-  Energy energy;                  ///< of these steps
+  Energy energy;                  ///< of these steps without the first
   double time_to_first_step = 0;
   LevelTraffic sent;              ///< gradients and weights in these steps, each number on the rank that sent most
   std::uint64_t peak_memory = 0;  ///< host memory of the rank that used most, in bytes

@@ -152,7 +152,7 @@ void Training::step_until_done() {
       unread_ = true;
     }
     if (unread_) require_tokens();
-    energy_.resume();
+    if (progress_.step > run_.progress.step) energy_.resume();
     train_step();
   }
 }

@@ -44,7 +44,7 @@ PLACEHOLDERS = {
 }
 # Blocks that are neither commands nor decks, by their first words.
 OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
-                ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
+                ("building.md", "-from pathlib"), ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
                 ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{"),
                 ("pbs_flux.md", "#!/bin/bash"), ("benchmark_suites.md", "FOM "), ("benchmark_suites.md", "reference = ")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names of subcommands in a text
@@ -124,7 +124,7 @@ def nanorun(words, ranks=1):
 def require_nanorun(word):
     """A program as the build or the installation names it."""
     presets = "|".join(names_of("configurePresets"))
-    require(re.fullmatch(rf"(build/({presets})/bin/)?nanorun", word), f"{word} is no build of nanorun")
+    require(re.fullmatch(rf"(build/({presets})/bin/|containers/bin/)?nanorun", word), f"{word} is no build of nanorun")
 
 
 def profiled(words, ranks=1):
@@ -334,7 +334,7 @@ def cmake(words):
 
 def apt_get(words):
     scripts = "".join((ROOT / "jobscripts" / name).read_text() for name in ("setup.sh", "test.sh"))
-    listed = " ".join(re.findall(r"\bpackages\+?=\(([^)]*)\)", scripts)).split()
+    listed = " ".join(re.findall(r"packages\+?=\(([^)]*)\)", scripts)).split()
     require(words[1] == "install" and set(words[2:]) <= set(listed), f"in no script: {set(words[2:]) - set(listed)}")
 
 
@@ -365,6 +365,26 @@ def with_files_from(*known):
     return check
 
 
+def container(*known):
+    """podman and apptainer, which build an image of containers/, save one, or run a command in one."""
+    def check(words):
+        if len(words) == 1:
+            return None  # its name in a text
+        if words[1] == "exec":
+            return check_of(words[3])(words[3:])
+        require(words[1] in ("build", "save"), f"{words[0]} {words[1]} is not known to this test")
+        words_from(*known)(words)
+        declared = "".join((ROOT / "containers" / name).read_text() for name in ("Dockerfile", "nanorun.def"))
+        for option, value in zip(words, words[1:]):
+            name = value.partition("=")[0]
+            require(option != "--build-arg" or re.search(rf"(ARG|{{{{) {name}\b", declared), f"no argument {name}")
+            require(option != "--target" or f" AS {value}\n" in declared, f"no stage {value}")
+            require(not value.startswith("containers/") or value.endswith(".sif") or (ROOT / value).exists(),
+                    f"{value}: no such file")
+        return None
+    return check
+
+
 CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
@@ -373,6 +393,7 @@ CHECKS = {
     "scontrol": words_from(), "lfs": words_from("-c", "-S"), "cp": with_files_from("-r", "-al"), ".": words_from(),
     "jube": with_files_from("-o", "-r", "-t"), "benchpark": words_from("--dest"), "ramble": words_from("--workspace-dir"),
     "reframe": with_files_from("-C", "-c", "--system", "-P", "-S", "-n", "-r", "--performance-report"),
+    "podman": container("--build-arg", "--target", "-t", "-f", "-o", "--format"), "apptainer": container("--build-arg"),
     "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
 }
 
@@ -381,6 +402,8 @@ def check_of(word):
     """The check of a command by its first word, or None."""
     if word.startswith("jobscripts/") and not word.endswith("/"):
         return jobscript
+    if word == "containers/bin/nanorun":
+        return nanorun
     if re.fullmatch(r"build/\w+/bin/nanorun", word):
         return lambda words: (require_nanorun(words[0]), nanorun(words))
     if re.fullmatch(r"build/cpu/bin/test_\w+", word):

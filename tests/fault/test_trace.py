@@ -54,6 +54,14 @@ class Traces(FaultTest):
         self.assertEqual("  between nodes  " in job.text(), "between" in levels)
 
 
+    def test_each_start_keeps_the_timelines_of_earlier_ones(self):
+        for stop in (2, 4, 5):
+            self.train(1, "train.steps=6", f"stop.step={stop}", "trace.json_steps=[1,3]", code=75)
+        texts = [json.loads((self.run_folder() / name).read_text()) for name in ("trace.json.1", "trace.json")]
+        self.assertEqual([{event["args"]["step"] for event in text["traceEvents"] if "step" in event.get("args", {})}
+                          for text in texts], [{1}, {3}])
+        self.assertFalse((self.run_folder() / "trace.json.2").exists(), "no step of the last start was chosen")
+
     def test_quantiles_of_sixteen_ranks(self):
         """Nodes of 5 ranks, the last of one; then 8 ranks with a column each, then 16 again."""
         for ranks, steps, kept in ((16, 2, "quantiles"), (8, 4, "all"), (16, 6, "quantiles")):

@@ -19,6 +19,8 @@ options=(
 apt-get "${options[@]}" update
 apt-get "${options[@]}" install --yes --download-only "$@"
 for package in "$apt"/cache/archives/*.deb; do dpkg -x "$package" "$folder"; done
+# Files of CMake that name libraries by their place on such a machine; others compare their own place with _realOrig.
+find "$folder/usr" -name '*.cmake' -exec sed -i "/_realOrig/! s#\([\"; ]\)/usr/\(lib\|include\)/#\1$folder/usr/\2/#g" {} +
 # Absolute links, which would lead to this machine's files, and Debian's alternatives, which no script has made.
 while IFS= read -r -d '' link; do
   ln -sfn "$folder$(readlink "$link")" "$link"

@@ -56,9 +56,8 @@ TEST(Summary, HasTheUtilisationWhereItIsKnown) {
 
 TEST(Summary, HasTheEnergyWhereItIsKnown) {
   RunSummary summary{};
-  summary.progress.step = 14;
-  summary.first_step = 4;
-  summary.run_tokens = 5000;
+  summary.energy.steps = 10;
+  summary.energy.tokens = 5000;
   EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules"));
   EXPECT_EQ(closing_lines(summary).find("joules"), std::string::npos);
   summary.energy.processors = 200;
@@ -79,8 +78,8 @@ TEST(Summary, HasTheEnergyWhereItIsKnown) {
   EXPECT_NE(closing_lines(summary).find("\nFOM energy_joules 1000\nFOM joules_per_step 100\nFOM joules_per_token 0.2\n"
                                         "FOM tokens_per_wh 18000\n"),
             std::string::npos);
-  summary.progress.step = 4;
-  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules")) << "no step was made";
+  summary.energy.steps = 0;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules")) << "the first step does not count";
 }
 
 TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
