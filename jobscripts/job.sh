@@ -158,6 +158,8 @@ requeue_job() {
 }
 
 if [[ -n ${SLURM_JOB_ID-} ]]; then
+  # shellcheck disable=SC2034 # site.sh uses it
+  in_job=true
   read_job || true
   name_job
   count_restarts

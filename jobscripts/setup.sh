@@ -39,7 +39,7 @@ install_packages() {
   fi
   say "installing ${missing[*]}"
   if ! { "${as_root[@]}" apt-get update -qq && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}"; }; then
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }; then
     say "the packages could not be installed" >&2
   fi
 }

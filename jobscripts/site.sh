@@ -1,18 +1,23 @@
 # shellcheck shell=bash
 # Settings of one site: edit them here. Source this file before sbatch, which reads the SBATCH_* variables; the job
 # scripts source it again. Settings of one user go into ~/.config/nanorun/site.sh, which this file reads.
+# What is left out here, ask_slurm.sh asks Slurm for, but for the account.
 
-# Whom the jobs are charged to, and where they run.
-# export SBATCH_ACCOUNT=project SBATCH_PARTITION=gpu
-# GPUs of a node; --ntasks-per-node gives as many ranks.
+# Whom the jobs are charged to.
+# export SBATCH_ACCOUNT=project
+# Where they run.
+# export SBATCH_PARTITION=gpu
+# GPUs of a node for a program that computes on them; --ntasks-per-node gives as many ranks.
 # export SBATCH_GPUS_PER_NODE=8
 
 # What nanorun was built with: modules, or a Spack environment.
 # module load gcc openmpi hdf5-parallel
 # spack env activate nanorun
 
-# How srun starts the ranks of this MPI; `srun --mpi=list` names what Slurm offers.
-export SLURM_MPI_TYPE=pmix
+# How srun starts the ranks of this MPI; `srun --mpi=list` names what Slurm offers. A job step that submits a job has the
+# variable of its own.
+unset SLURM_MPI_TYPE
+# export SLURM_MPI_TYPE=pmix
 
 # Where srun places the ranks: options of sbatch do not say so (docs/slurm.md).
 # export SLURM_CPU_BIND=cores SLURM_DISTRIBUTION=block:cyclic
@@ -44,3 +49,7 @@ else
   build=${NANORUN_BUILD:-${NANORUN_JOBSCRIPTS%/*/*/*}} # PREFIX/share/nanorun/jobscripts
 fi
 export build nanorun=$build/bin/nanorun
+
+# shellcheck source=jobscripts/ask_slurm.sh
+source "$NANORUN_JOBSCRIPTS/ask_slurm.sh"
+ask_slurm "$nanorun"

@@ -173,7 +173,8 @@ def sbatch(words):
     if len(words) == 1:
         return None
     given, (script, *arguments) = split_options(words[1:])
-    unknown = given.keys() - {"--nodes", "--ntasks-per-node", "--time", "--array", "--exclusive", "--mem"}
+    known = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time", "--array", "--exclusive", "--mem"}
+    unknown = given.keys() - known
     require(not unknown, f"sbatch: {unknown} is not known to this test")
     if script == "jobscripts/benchmark.sbatch":
         return with_program(["jobscripts/benchmark.sh", *arguments])
@@ -262,7 +263,8 @@ def jobscript(words):
              "watch.py": lambda: parsed(watch, words),
              "sweep.py": lambda: check_sweep(parsed(sweep, words).sweep), "get_fineweb.py": lambda: fineweb(words),
              "sweep.sbatch": lambda: sbatch(["sbatch", *words]), "train.sbatch": lambda: sbatch(["sbatch", *words]),
-             "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words)}
+             "ensemble.sbatch": lambda: sbatch(["sbatch", *words]), "test.sh": lambda: test_script(path, words),
+             "quickstart.sh": lambda: dry_run(["train", "inputs/quickstart.toml", *words[1:]], 2)}
     require(path.name in tools, f"{words[0]} takes no arguments")
     tools[path.name]()
 

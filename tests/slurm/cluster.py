@@ -58,10 +58,7 @@ GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
 
-NODE = "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 Gres=gpu:2"
-
-# Slurm asks of a GPU only that its device file exists.
-GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} Gres=gpu:{gpus}"
 
 
 def find(program):
@@ -114,7 +111,8 @@ def die_with_parent():
 
 class Cluster:
     """A running Slurm. `environment` is that of its commands and of the jobs they submit. A single node has the name of
-    this machine; several have numbers behind it. `more` are further lines of slurm.conf."""
+    this machine; several have numbers behind it. `more` are further lines of slurm.conf. `cpus` and `gpus`, such as "2"
+    or "h100:8", are those of each node."""
 
     address = "127.0.0.1"  # of the controller
     listen = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"  # at the addresses of slurm.conf alone
@@ -127,14 +125,14 @@ class Cluster:
         """The beginning of a command that is to run on a node."""
         return []
 
-    def __init__(self, nodes=1, more=""):
+    def __init__(self, nodes=1, more="", cpus=4, gpus="2"):
         # Orphans, such as the job steps of slurmd, become children of this process.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.temporary = tempfile.TemporaryDirectory(prefix="slurm-")
         self.folder = Path(self.temporary.name)
         self.host = socket.gethostname().split(".")[0]
         self.nodes = [self.host] if nodes == 1 else [f"{self.host}-{i}" for i in range(1, nodes + 1)]
-        self.more = more
+        self.more, self.cpus, self.gpus = more, cpus, gpus
         self.daemons = {}
         # What an outer job, its MPI or a user's settings left in the environment means nothing here.
         self.environment = {key: value for key, value in os.environ.items()
@@ -153,12 +151,12 @@ class Cluster:
         nodes = []
         for name, port in zip(self.nodes, ports):
             host, address = self.place(name)
-            nodes.append(NODE.format(name=name, host=host, address=address, port=port))
+            nodes.append(NODE.format(name=name, host=host, address=address, port=port, cpus=self.cpus, gpus=self.gpus))
         (self.folder / "slurm.conf").write_text(self.more + CONFIGURATION.format(
             host=self.host, address=self.address, listen=self.listen, folder=self.folder,
             controller_port=controller_port, nodes="\n".join(nodes), user=Path("/proc/self").owner(),
             first_job=random.randint(100000, 900000)))
-        (self.folder / "gres.conf").write_text(GPUS)
+        self.write_gpus()
         # The temporary directory is this user's alone, which munged takes for a mistake: --force.
         self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={key}",
                     f"--pid-file={self.folder}/munge.pid", f"--seed-file={self.folder}/munge.seed")
@@ -167,6 +165,14 @@ class Cluster:
         for node in self.nodes:
             self.start_node(node)
         self.until_idle()
+
+    def write_gpus(self):
+        """Slurm asks of a GPU only that its device file exists."""
+        kind, _, count = self.gpus.rpartition(":")
+        for i in range(int(count)):
+            (self.folder / f"gpu{i}").symlink_to("/dev/null")
+        (self.folder / "gres.conf").write_text(
+            f"Name=gpu {f'Type={kind} ' if kind else ''}File={self.folder}/gpu[0-{int(count) - 1}]\n")
 
     def start_node(self, node):
         """Also one that has been killed, without what it left behind."""

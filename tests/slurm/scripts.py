@@ -17,6 +17,7 @@ import small_run  # noqa: E402
 
 # Records its arguments, and does what the file `ranks` says in place of the ranks.
 SRUN = """#!/usr/bin/env bash
+[[ $1 != --mpi=list ]] || exec echo "MPI plugin types are... none pmi2 pmix"
 printf '%s\\0' "$@" >"$STUBS/arguments"
 env -0 >"$STUBS/environment"
 source "$STUBS/ranks"
@@ -28,6 +29,10 @@ if [[ $1 == show ]]; then
   exit
 fi
 echo "$*" >>"$STUBS/scontrol.calls"
+"""
+# Shows what the file `partitions` holds.
+SINFO = """#!/usr/bin/env bash
+cat "$STUBS/partitions" 2>/dev/null
 """
 CHECKPOINT = "echo 'checkpoint outputs/run/checkpoints/checkpoint_00000250.h5'"
 
@@ -42,7 +47,7 @@ class Script(unittest.TestCase):
         self.stubs, self.spool, self.folder = (self.top / name for name in ("stubs", "spool", "work"))
         for folder in (self.stubs, self.spool, self.folder):
             folder.mkdir()
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("sinfo", SINFO)):
             (self.stubs / name).write_text(text)
             (self.stubs / name).chmod(0o755)
         self.environment = {key: value for key, value in os.environ.items()

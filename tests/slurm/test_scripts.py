@@ -335,8 +335,7 @@ class Site(Script):
         sourced = subprocess.run(
             ["bash", "-euc", 'source "$1"; echo "$NANORUN_JOBSCRIPTS"', "bash", self.checkout / "jobscripts/site.sh"],
             cwd=self.top, env=self.environment | {"CDPATH": str(self.checkout)}, text=True, capture_output=True)
-        self.assertEqual((sourced.stderr, sourced.returncode), ("", 0))
-        self.assertEqual(sourced.stdout, f"{self.checkout}/jobscripts\n")
+        self.assertEqual((sourced.stdout, sourced.returncode), (f"{self.checkout}/jobscripts\n", 0), sourced.stderr)
         self.check(NANORUN_JOBSCRIPTS=sourced.stdout.strip())
 
     def test_run_within_an_allocation(self):
@@ -369,16 +368,16 @@ class Site(Script):
         return site
 
     def sourced(self, words, code=0, **variables):
-        """What `words` expand to after site.sh has been sourced."""
+        """What `words` expand to after site.sh has been sourced, or why that fails."""
         done = subprocess.run(["bash", "-euc", f'source "$1"; echo "{words}"', "bash", self.checkout / "jobscripts/site.sh"],
                               cwd=self.top, env=self.environment | variables, text=True, capture_output=True)
         self.assertEqual(done.returncode, code, done.stderr)
-        return done.stdout + done.stderr
+        return done.stdout or done.stderr
 
     def test_the_user_s_settings_come_after_those_of_the_site(self):
         """A user's file holds only what differs, and may use what the site's has set."""
         site = self.checkout / "jobscripts" / "site.sh"
-        site.write_text(site.read_text().replace("# export SBATCH_ACCOUNT", "export SBATCH_ACCOUNT"))
+        site.write_text(site.read_text().replace("# export SBATCH_", "export SBATCH_"))
         self.write_user_site("export SBATCH_ACCOUNT=mine", "export NANORUN_BUILD=$NANORUN_JOBSCRIPTS/../build/my",
                              "requeue_at_most=7")
         words = "$SBATCH_ACCOUNT $SBATCH_PARTITION $requeue_at_most $nanorun"

@@ -1,0 +1,51 @@
+# shellcheck shell=bash
+# What Slurm can say about a site; site.sh sources this file, in zsh too.
+# Defines: ask_slurm.
+
+# ask_slurm PROGRAM: sets what the settings leave open: SLURM_MPI_TYPE, how srun starts its MPI; outside jobs
+# also SBATCH_PARTITION, if Slurm's default does not fit, and SBATCH_GPUS_PER_NODE, if the program computes on GPUs.
+# Outside jobs a line says what holds. Without Slurm nothing happens; a Slurm that does not answer costs seconds.
+ask_slurm() {
+  command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
+  local nanorun=$1 libraries offered mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
+  libraries=$(ldd "$nanorun" 2>/dev/null) || libraries='' # a container's program is a script
+  if [[ -z ${SLURM_MPI_TYPE-} ]]; then
+    offered=$(timeout 10 srun --mpi=list 2>&1) || offered=''
+    case $libraries in # of other MPIs Slurm's MpiDefault is right
+      *libpmix.* | *libopen-pal.* | '') mpi_type=pmix ;;
+      *libmpich.* | *libmpi.so.12*) mpi_type=pmi2 ;; # MPICH, Intel MPI, MVAPICH
+    esac
+    # Some Open MPI 4 has PMI2 too.
+    if [[ $mpi_type == pmix && $offered != *pmix* ]] && ompi_info 2>/dev/null | grep -q 'pmix: s2'; then mpi_type=pmi2; fi
+    if [[ $mpi_type != none && $offered == *$mpi_type* ]]; then export SLURM_MPI_TYPE=$mpi_type; fi
+  fi
+  [[ -z ${in_job-} ]] || return 0
+
+  # What an earlier call chose is no setting.
+  [[ ${SBATCH_PARTITION-} != "${chosen_partition-}" ]] || unset SBATCH_PARTITION
+  [[ ${SBATCH_GPUS_PER_NODE-} != "${chosen_gpus-}" ]] || unset SBATCH_GPUS_PER_NODE
+  if [[ $libraries == *libcuda* || -z $libraries && -x $nanorun ]]; then on_gpus=1; fi
+  # Of the partitions that this user may use one with H100 or H200, else the default, else the first that fits.
+  read -r partition is_default gpus < <(
+    timeout 10 sinfo --noheader ${SBATCH_PARTITION:+"--partition=$SBATCH_PARTITION"} --format='%a|%P|%G' 2>/dev/null |
+      awk -F '|' -v on_gpus=$on_gpus '
+        $1 == "up" && (!on_gpus || match($3, /gpu:([^:,(]*:)?[0-9]+/)) {
+          gpus = on_gpus ? substr($3, RSTART + 4, RLENGTH - 4) : ""
+          score = 1 + sub(/\*$/, "", $2) + 2 * (gpus ~ /[hH][12]00/)
+          if (score > best) { best = score; found = $2 " " (score % 2 ? 0 : 1) " " gpus }
+        }
+        END { print found }'
+  ) || true
+  chosen_partition='' chosen_gpus=''
+  if [[ -z ${SBATCH_PARTITION-} && $is_default == 0 ]]; then
+    export SBATCH_PARTITION=$partition && chosen_partition=$partition
+  fi
+  if [[ -n $gpus && -z ${SBATCH_GPUS-}${SBATCH_GPUS_PER_NODE-}${SBATCH_GPUS_PER_TASK-}${SBATCH_GRES-} ]]; then
+    export SBATCH_GPUS_PER_NODE=$gpus && chosen_gpus=$gpus
+  fi
+  {
+    [[ -x $nanorun ]] || echo "site.sh: $nanorun: no such program; build it, or set NANORUN_BUILD"
+    echo "site.sh: jobs run $nanorun, partition ${SBATCH_PARTITION:-${partition:-unknown}}," \
+      "GPUs of a node: ${SBATCH_GPUS_PER_NODE:-none}, srun --mpi=${SLURM_MPI_TYPE:-MpiDefault}"
+  } >&2
+}
