@@ -125,16 +125,24 @@ void Checkpoints::make_directory(const std::string& next) {
 /// `next`: the partial file of the next write, which is renamed if it is not nanorun's.
 std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& next) const {
   std::vector<Unfinished> found;
+  Comm alone(MPI_COMM_SELF);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!step_of_unfinished(name)) continue;
     const std::string path = directory_ + "/" + name;
-    bool own = false;  // not where it cannot be read
-    quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
+    const char* whose = "no checkpoint of nanorun's";  // also where it cannot be read
+    quietly([&] {
+      if (!h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint)) whose = nullptr;
+    });
+    // What a write that was cut short has left can often not be read.
+    quietly([&] {
+      if (whose == nullptr && other_part(read_checkpoint_header(alone, path)) != nullptr)
+        whose = "a checkpoint of another run";
+    });
     std::string warning;
-    if (!own) {
+    if (whose != nullptr) {
       const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
-      warning = fmt::format("{}: no checkpoint of nanorun's; {} is kept", path,
-                            kind == FileKind::regular ? "the file" : kind_text(kind));
+      warning =
+          fmt::format("{}: {}; {} is kept", path, whose, kind == FileKind::regular ? "the file" : kind_text(kind));
       if (path == next) warning += " as " + free_name(path, ExitCode::checkpoint);
     }
     found.push_back({path, warning});
@@ -142,18 +150,21 @@ std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& 
   return found;
 }
 
+/// What tells a checkpoint from those that a start of this run may have written; null where nothing does.
+const char* Checkpoints::other_part(const CheckpointHeader& found) const {
+  if (found.model != header_.model) return "model";
+  const std::string mark = run_mark(found.deck);
+  const bool own = mark == mark_ || header_.earlier_decks.find(mark) != std::string::npos;
+  return mark.empty() || !own ? "training" : nullptr;
+}
+
 /// Throws unless this start of the run or an earlier one may have written the checkpoint.
 void Checkpoints::require_own(const std::string& path) const {
   Comm alone(MPI_COMM_SELF);
-  const CheckpointHeader found = read_checkpoint_header(alone, path);
-  const auto refuse = [&](const char* whose) {
-    throw Error(ExitCode::checkpoint,
-                fmt::format("{}: a checkpoint of another {}, which this run has not written", path, whose));
-  };
-  if (found.model != header_.model) refuse("model");
-  const std::string mark = run_mark(found.deck);
-  const bool own = mark == mark_ || header_.earlier_decks.find(mark) != std::string::npos;
-  if (mark.empty() || !own) refuse("training");
+  const char* const other = other_part(read_checkpoint_header(alone, path));
+  if (other == nullptr) return;
+  throw Error(ExitCode::checkpoint,
+              fmt::format("{}: a checkpoint of another {}, which this run has not written", path, other));
 }
 
 /// Gives a finished file the name of its checkpoint. What else has that name, and is no checkpoint of this run, is kept

@@ -119,6 +119,7 @@ class Checkpoints {
   };
   std::vector<Unfinished> unfinished(const std::string& next) const;
   void make_directory(const std::string& next);
+  const char* other_part(const CheckpointHeader& found) const;
   void require_own(const std::string& path) const;
   void require_known_owner() const;
   void name_finished(const std::string& partial, const std::string& path) const;

@@ -43,6 +43,17 @@ class OwnCheckpoints(FaultTest):
         self.train(None, *STEPS, first, "checkpoint.every=2", "checkpoint.keep=1", "stop.step=8", code=75)
         self.assertEqual(self.files(), [self.checkpoint(2).name, self.checkpoint(8).name])
 
+    def test_whole_checkpoints_of_another_run_are_no_rest_of_a_write(self):
+        self.train(None, *STEPS, "run.name=other", "run.seed=2", "stop.step=2", code=75)
+        other = (self.folder / "outputs" / "other" / "checkpoints" / self.checkpoint(2).name).read_bytes()
+        self.train(None, *STEPS, "stop.step=2", code=75)
+        for step in (5, 9):
+            self.partial(step).write_bytes(other)
+        said = self.train(None, *STEPS, "stop.step=5", code=75).text()
+        self.assertIn(f"{self.partial(9).name}: a checkpoint of another run; the file is kept", said)
+        for kept in (self.partial(9), self.partial(5).with_name(self.partial(5).name + ".1")):
+            self.assertEqual(kept.read_bytes(), other)
+
     def test_what_a_kill_leaves_of_a_write_is_removed(self):
         """Also a file of which only the beginning is there, and the lock that Open MPI makes beside it."""
         self.train(None, *STEPS, "stop.step=2", code=75)
