@@ -218,8 +218,7 @@ void RunSetup::write_deck() {
     if (!comm.root()) return;
     if (!finished || !directory.read("deck.toml")) directory.write("deck.toml", to_toml(config));
     const std::optional<std::string> summary = directory.read("summary.json");
-    if (summary && !finished && finished_steps(*summary) > 0)
-      set_aside(directory.file("summary.json"), ExitCode::output);
+    if (summary && finished_steps(*summary) > 0) set_aside(directory.file("summary.json"), ExitCode::output);
   });
 }
 

@@ -250,6 +250,15 @@ class EarlierRun(FaultTest):
         self.train(2, "run.name=fresh", "data.end=error", "train.steps=100000", code=3)
         self.assertEqual(os.listdir(self.folder / "outputs"), ["run"])
 
+    def test_summary_of_a_finished_run_stays(self):
+        self.train(None, "train.steps=2")
+        before = (self.run_folder() / "summary.json").read_bytes()
+        self.train(None, "train.steps=2")
+        self.assertFalse((self.run_folder() / "summary.json.1").exists())
+        last = self.checkpoint(2).relative_to(self.folder)
+        self.train(None, "train.steps=2", f"checkpoint.restart={last}")
+        self.assertEqual((self.run_folder() / "summary.json.1").read_bytes(), before)
+
     def test_stop_file_elsewhere_in_the_run(self):
         """Made while the program starts, as its time says."""
         self.train(None, "stop.step=2", code=75)
