@@ -1,7 +1,8 @@
-# Writes OUTPUT, a header that defines NANORUN_COMMIT as `git describe` of the repository SOURCE, or as "" where SOURCE
-# is not the top of one. Run with cmake -P at every build; an unchanged header keeps its time.
+# Writes OUTPUT, a header that defines NANORUN_COMMIT as `git describe` of the repository SOURCE. Where SOURCE is not the
+# top of one, it is what the variable NANORUN_COMMIT of the environment says, or else "". Run with cmake -P at every
+# build; an unchanged header keeps its time.
 cmake_minimum_required(VERSION 3.25)
-set(commit "")
+set(commit "$ENV{NANORUN_COMMIT}")
 find_package(Git QUIET)
 if(GIT_FOUND)
   execute_process(COMMAND ${GIT_EXECUTABLE} -C ${SOURCE} rev-parse --show-prefix

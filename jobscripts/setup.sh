@@ -6,11 +6,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/shell.sh"
 
 export nanorun=$root/build/cpu/bin/nanorun
 
-packages=(
+# What the program needs; containers/build.sh takes the same.
+program_packages=(
   g++ cmake ninja-build
   libopenmpi-dev openmpi-bin libhdf5-openmpi-dev
   libtrilinos-kokkos-dev libopenblas-dev
-  libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libgtest-dev
+  libfmt-dev libtomlplusplus-dev libcli11-dev nlohmann-json3-dev libpcre2-dev
+)
+packages=(
+  "${program_packages[@]}"
+  libgtest-dev
   python3-h5py python3-matplotlib python3-scipy
 )
 

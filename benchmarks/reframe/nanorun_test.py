@@ -4,6 +4,7 @@ docs/benchmark_suites.md says how to run it.
 """
 
 import os
+import shlex
 
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -12,7 +13,7 @@ from reframe.core.builtins import parameter, run_before, sanity_function, variab
 
 VERDICT = r"^PASSED$"
 FIGURE = r"^FOM (\w+) (\S+)$"
-UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J"}  # by name, or else by the end of the name
+UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J", "joules_per_step": "J", "tokens_per_wh": "tokens/Wh"}  # by name, or else by the end of the name
 ENDS = {"seconds": "s", "tokens": "s", "ms": "ms", "bytes": "B"}
 
 
@@ -30,7 +31,7 @@ class nanorun_benchmark(rfm.RunOnlyRegressionTest):
         """It starts the ranks itself, with the launcher of the partition."""
         starter = "srun" if self.current_partition.launcher_type.registered_name == "srun" else "mpirun"
         self.job.launcher = getlauncher("local")()
-        self.executable = os.path.join(os.path.realpath(self.prefix), "..", "..", "jobscripts", "benchmark.sh")
+        self.executable = shlex.quote(os.path.join(os.path.realpath(self.prefix), "../../jobscripts/benchmark.sh"))
         self.executable_opts = ["--out result", f"--launcher {starter}", f"--ranks {self.num_tasks}",
                                 *(["--weak"] if self.kind == "weak" else []), self.options]
 

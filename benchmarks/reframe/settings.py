@@ -27,5 +27,4 @@ site_configuration = {
             }],
         },
     ],
-    "environments": [{"name": "builtin"}],
 }

@@ -211,12 +211,6 @@ def judge(benchmark, build, runs):
     return ("NO REFERENCE", unknown) if unknown else ("PASSED", "")
 
 
-def energy(run, tokens_per_second):
-    """Joules that the GPUs take for a token; None where the power of one of them is not known."""
-    watts = [gpu.get("avg_power_watts", 0) for gpu in run.summary.get("gpus", [])]
-    return sum(watts) / tokens_per_second if watts and min(watts) > 0 else None
-
-
 def rate(sequences, ranks, step):
     """Sequences per second of a rank."""
     return sequences / (ranks * step)
@@ -248,14 +242,15 @@ def figures(benchmark, runs, given=()):
     tokens_per_second = run.sequences * benchmark.length * len(run.times) / sum(run.times)
     found = {
         "tokens_per_second": tokens_per_second, "seconds_per_20m_tokens": FIXED_TOKENS / tokens_per_second,
-        "joules_per_token": energy(run, tokens_per_second), "mfu": run.mfu if math.isfinite(run.mfu) else None,
+        "mfu": run.mfu if math.isfinite(run.mfu) else None,
         "time_to_first_step_seconds": runs[0].summary.get("time_to_first_step_seconds"),
         "step_ms": 1e3 * median, "timed_steps": len(run.times), "timed_seconds": sum(run.times),
         "efficiency": own / bases["rank"][1] if "rank" in bases else None,
         "node_efficiency": own / node_rate if node_ranks else None, "node_ranks": node_ranks,
         "slowest_rank": rank, "slowest_rank_excess": excess,
     }
-    for key in ("peak_memory_bytes", "peak_device_memory_bytes"):
+    for key in ("peak_memory_bytes", "peak_device_memory_bytes", "mfu_6nd", "joules_per_step", "joules_per_token",
+                "tokens_per_wh"):
         found[key] = run.summary.get(key)
     return found
 
@@ -286,7 +281,7 @@ def result(benchmark, machine, runs, given):
         "runs": [{"name": run.name, "ranks": run.ranks, "sequences": run.sequences, "steps": run.steps,
                   "exit_code": run.code, "seconds": run.seconds, "loss": finite(run.loss),
                   "gradient_norm": finite(run.gradient_norm)} for run in runs],
-        "processors": processors(),
+        "processors": processors(), "energy_source": first.summary.get("energy_source"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([SCRIPT, *sys.argv[1:]]),
         "provenance": first.summary.get("provenance", {}),

@@ -5,6 +5,8 @@ Runs whose decks differ in run.seed and run.name alone form a group, whose mean 
 against those of the other groups. Prints tables and writes them with pictures into one HTML page. Reads deck.toml,
 metrics.jsonl (where it is missing trace.h5) and summary.json of each output directory.
 
+A single run has a page of its own: what ran where, its losses, time and energy, and what to look at first.
+
 Files benchmark.json of jobscripts/benchmark.sh are machines, whose figures of merit it lays side by side.
 """
 
@@ -26,9 +28,10 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 import chart
 import machines
 import page
+import run_page
 import t_test
 import tool
-from runs import OWN_KEYS, TARGET, is_earlier, read_runs
+from runs import OWN_KEYS, TARGET, distinct, is_earlier, read_runs
 
 MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
 LONGEST_VALUES = (48, 24, 12)  # characters that tables show of a key's value: fewer where a label has many keys
@@ -345,6 +348,17 @@ def write(folders, target, output):
     return comparison
 
 
+def write_page_of(folder, target, output):
+    """Writes the page of a single run; returns its report. Throws ToolError."""
+    run, = read_runs([folder])
+    report, found = run_page.read_report(run), reached(run, target)
+    report.further.append([f"to {target:g}", "not reached" if found is None else
+                           f"{figure(found.step, ',.1f')} steps, {figure(found.seconds, ',.2f')} s, "
+                           f"{figure(found.tokens, ',.0f')} tokens"])
+    tool.replace(output, run_page.document(report))
+    return report
+
+
 def main():
     arguments = parse_arguments()
     files = [path for path in arguments.folder if path.is_file()]
@@ -355,6 +369,10 @@ def main():
     if files:
         results = machines.write(arguments.folder, arguments.output)
         tool.say(f"{machines.text(results)}\n\n{arguments.output}")
+        return
+    if len(distinct(arguments.folder)) == 1:
+        report = write_page_of(arguments.folder[0], arguments.target, arguments.output)
+        tool.say(f"{run_page.text(report)}\n\n{arguments.output}")
         return
     comparison = write(arguments.folder, arguments.target, arguments.output)
     tool.say("\n\n".join(map(tool.aligned, tables(comparison))) + f"\n\n{arguments.output}")

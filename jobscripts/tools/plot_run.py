@@ -17,8 +17,8 @@ import textwrap
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
 import tool
-from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, mean_over_ranks, missing_rows, quantiles_of,
-                        read_trace, train_seconds, updates_before)
+from trace_file import (COMMUNICATION, EARLIER_NAMES, OCCASIONAL, gaps, mean_over_ranks, missing_rows, read_trace,
+                        spread_over_ranks, train_seconds, updates_before)
 
 # Phases of trace.json, in the order in which a legend names them.
 PHASES = ["data", "forward", "head", "backward", "reduce_gradients", "muon", "adam", "gather_weights", "sync",
@@ -140,13 +140,7 @@ def bars_of(trace, colour):
         absent = np.ma.getmaskarray(seconds)[:, :, 0]
         levels = [np.ma.array(values, mask=absent) for values in (trace["communication"] - between, between)]
         names, seconds = names + list(LEVELS), np.ma.concatenate([seconds, np.ma.stack(levels, axis=2)], axis=2)
-    mean, each = mean_over_ranks(trace, seconds).mean(axis=0), seconds.mean(axis=0)  # [names], [columns, names]
-    low, high = (f(axis=0).filled(0) for f in (each.min, each.max))
-    for i, name in enumerate(names):
-        quantity = QUANTITIES.get(name, name)
-        if quantity in trace["quantities"]:
-            quantiles = quantiles_of(trace, quantity)[trace["grouped"]].mean(axis=0)  # [groups, quantiles]
-            low[i], high[i] = min(low[i], quantiles[:, 0].min()), max(high[i], quantiles[:, -1].max())
+    mean, low, high = spread_over_ranks(trace, [QUANTITIES.get(name, name) for name in names], seconds)
     return names, [(colour | LEVELS)[name] for name in names], mean, low, high
 
 
@@ -266,10 +260,11 @@ def level_of(event):
 
 def read_events(path, rank):
     """The complete events of a rank in trace.json, and the names of its tracks by number. Throws ToolError."""
-    complete, tracks = [], {}
+    complete, tracks, ranks = [], {}, set()
     for event in tool.field(tool.read_json(path), "traceEvents", list, path):
         tool.require(event, dict, path, "an event")
-        if tool.field(event, "pid", int, path) != rank:
+        ranks.add(tool.field(event, "pid", int, path))
+        if event["pid"] != rank:
             continue
         track, name = tool.field(event, "tid", int, path), short(tool.field(event, "name", str, path))
         if event.get("ph") == "M" and name == "thread_name":
@@ -279,6 +274,10 @@ def read_events(path, rank):
             tool.field(event, "ts", float, path)
             tool.field(event, "dur", float, path, least=0)
             complete.append(event | {"name": EARLIER_NAMES.get(name, name) + level_of(event)})
+    if ranks and rank not in ranks:
+        held = sorted(ranks)
+        raise tool.ToolError(f"{path}: holds no rank {rank}, but {', '.join(map(str, held[:16]))}"
+                             f"{', ...' if len(held) > 16 else ''}; of more than 256 ranks it holds a few (trace.ranks)")
     return complete, tracks
 
 

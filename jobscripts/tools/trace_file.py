@@ -65,13 +65,17 @@ def read_datasets(path):
             trace.setdefault("communication_between", np.zeros_like(trace["communication"]))
             trace["first_step"] = int(file.attrs["first_step"]) if "first_step" in file.attrs else None
             trace["quantities"] = names_of(file, "quantities") if "group_ranks" in file else []
+            trace["provenance"] = text_of(file, "provenance") if "provenance" in file.attrs else "{}"
             return trace, names_of(file, "phases")
 
 
+def text_of(file, attribute):
+    text = file.attrs[attribute]
+    return text.decode() if isinstance(text, bytes) else text
+
+
 def names_of(file, attribute):
-    names = file.attrs[attribute]
-    names = (names.decode() if isinstance(names, bytes) else names).split(",")
-    return [EARLIER_NAMES.get(name, name) for name in names]
+    return [EARLIER_NAMES.get(name, name) for name in text_of(file, attribute).split(",")]
 
 
 def cut(trace):
@@ -174,6 +178,18 @@ def quantiles_of(trace, quantity):
     values = trace["quantiles"][:, :, trace["quantities"].index(quantity)]
     absent = trace["group_ranks"] == 0
     return np.ma.array(values, mask=np.repeat(absent[:, :, None], QUANTILES, axis=2))
+
+
+def spread_over_ranks(trace, quantities, seconds):
+    """Mean, least and most over the ranks, in seconds per step, of `seconds` [steps, columns, quantities], of which
+    groups of ranks have quantiles under these names."""
+    mean, each = mean_over_ranks(trace, seconds).mean(axis=0), seconds.mean(axis=0)  # [names], [columns, names]
+    low, high = (f(axis=0).filled(0) for f in (each.min, each.max))
+    for i, quantity in enumerate(quantities):
+        if quantity in trace["quantities"] and trace["grouped"].any():
+            quantiles = quantiles_of(trace, quantity)[trace["grouped"]].mean(axis=0)  # [groups, quantiles]
+            low[i], high[i] = min(low[i], quantiles[:, 0].min()), max(high[i], quantiles[:, -1].max())
+    return mean, low, high
 
 
 def extremes(trace, quantity):

@@ -1,6 +1,8 @@
 #include "kernels/device/device.hpp"
 
+#include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
 
 #include "kernels/device/cublas.hpp"
 #include "kernels/device/error.cuh"
@@ -26,6 +28,11 @@ __global__ void copy_words_kernel(unsigned* to, const unsigned* from, unsigned* 
     to[i] = from[i];
     if (clears) clears[i] = 0;
   }
+}
+
+nvtxDomainHandle_t profiler_domain() {
+  static const nvtxDomainHandle_t domain = nvtxDomainCreateA("nanorun");
+  return domain;
 }
 
 void copy_words(Stream stream, void* to, const void* from, void* clears, std::size_t bytes) {
@@ -180,7 +187,18 @@ void take_words(Stream stream, void* host, void* device, std::size_t bytes) {
   copy_words(stream, host, device, device, bytes);
 }
 
-void begin_range(const char* name) { nvtxRangePushA(name); }
-void end_range() { nvtxRangePop(); }
+void begin_range(const char* name) {
+  nvtxEventAttributes_t attributes{};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(profiler_domain(), &attributes);
+}
+void end_range() { nvtxDomainRangePop(profiler_domain()); }
+void name_stream(Stream stream, const char* name) { nvtxNameCudaStreamA(handle_of(stream), name); }
+// Without a profiler both do nothing. A profiler that refuses is no reason to end a run.
+void start_profiler() { static_cast<void>(cudaProfilerStart()); }
+void stop_profiler() { static_cast<void>(cudaProfilerStop()); }
 
 }  // namespace nanorun::kernels::cuda

@@ -124,9 +124,15 @@ NANORUN_DECLARE_OPS({
   void send_words(Stream stream, void* device, const void* host, std::size_t bytes);
   void take_words(Stream stream, void* host, void* device, std::size_t bytes);
 
-  /// Names the host thread's work from now on for a profiler (NVTX, Kokkos Tools); ranges nest.
+  /// Names the host thread's work from now on for a profiler (NVTX's domain nanorun, Kokkos Tools); ranges nest.
   void begin_range(const char* name);
   void end_range();
+  /// Names a stream for a profiler; nothing in portable builds.
+  void name_stream(Stream stream, const char* name);
+  /// From the first to the second, a profiler records that waits for it (cudaProfilerStart, cudaProfilerStop); nothing
+  /// in portable builds.
+  void start_profiler();
+  void stop_profiler();
 })
 
 }  // namespace nanorun::kernels

@@ -51,9 +51,10 @@ FileLock::FileLock(const std::string& path, const std::string& note, ExitCode co
   bool locked;
   while (!(locked = try_now()) && !is_late()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   shared_ = links_of(file_, path_, code_) > 1;
+  std::array<char, 256> text{};
+  const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
+  used_ = size > 0;
   if (!locked) {
-    std::array<char, 256> text{};
-    const ssize_t size = ::pread(file_.get(), text.data(), text.size(), 0);
     held_by_ = std::string(text.data(), std::max<ssize_t>(size, 0));
     return;
   }

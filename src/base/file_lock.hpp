@@ -35,6 +35,8 @@ class FileLock {
   const std::optional<std::string>& held_by() const { return held_by_; }
   /// Whether another process holds the lock, and may have opened the file by another name: it has further hard links.
   bool held_elsewhere() const { return held_by_ && shared_; }
+  /// Whether the file held a note before, so that another process has had the lock.
+  bool was_used() const { return used_; }
   /// False where the file system has no locks.
   bool supported() const { return supported_; }
   /// Whether the path still names the locked file.
@@ -48,6 +50,7 @@ class FileLock {
   ExitCode code_;
   Descriptor file_;
   bool shared_ = false;
+  bool used_ = false;
   bool supported_ = true;
   std::optional<std::string> held_by_;
 };

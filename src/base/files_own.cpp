@@ -19,10 +19,11 @@ namespace {
 }
 
 #ifdef STATX_ATTR_MOUNT_ROOT
-/// Attributes of what the path names, STATX_ATTR_...; 0 where the system does not tell.
-std::uint64_t attributes_of(const std::string& path) {
+/// Attributes of what the path names, STATX_ATTR_...; 0 where the system does not tell. `flags`: AT_SYMLINK_NOFOLLOW,
+/// or 0 to follow a link.
+std::uint64_t attributes_of(const std::string& path, int flags) {
   struct statx status {};
-  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status) != 0) return 0;
+  if (::statx(AT_FDCWD, path.c_str(), flags, 0, &status) != 0) return 0;
   return status.stx_attributes & status.stx_attributes_mask;
 }
 #endif
@@ -74,18 +75,20 @@ std::string obstacle_to_renaming(const std::string& path, ExitCode code) {
   } catch (const Error& error) {
     return error.what();
   }
+#ifdef STATX_ATTR_MOUNT_ROOT  // Linux 5.8
+  if ((attributes_of(above, 0) & STATX_ATTR_APPEND) != 0) return "the directory is append-only, as chattr makes them";
+#endif
   struct stat entry {
   }, directory{};
   if (::lstat(path.c_str(), &entry) != 0 || ::stat(above.c_str(), &directory) != 0) return "";
   const uid_t user = ::geteuid();
   if ((directory.st_mode & S_ISVTX) != 0 && user != 0 && user != entry.st_uid && user != directory.st_uid)
     return "another user owns it, and the directory has the sticky bit";
-#ifdef STATX_ATTR_MOUNT_ROOT  // Linux 5.8
-  const std::uint64_t attributes = attributes_of(path);
+#ifdef STATX_ATTR_MOUNT_ROOT
+  const std::uint64_t attributes = attributes_of(path, AT_SYMLINK_NOFOLLOW);
   if ((attributes & STATX_ATTR_MOUNT_ROOT) != 0) return "a file system is mounted there";
   if ((attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0)
     return "it is immutable or append-only, as chattr makes files";
-  if ((attributes_of(above) & STATX_ATTR_APPEND) != 0) return "the directory is append-only, as chattr makes them";
 #endif
   return "";
 }

@@ -14,6 +14,9 @@
 
 namespace nanorun {
 
+/// Bytes of a file of a run, at most, that is read as a whole.
+inline constexpr std::uint64_t max_run_file = 1u << 30;
+
 /// Throws where the path names anything but a regular file, or a directory, whichever is `wanted`, or nothing.
 void require_own_place(const std::string& path, FileKind wanted, ExitCode code);
 
@@ -31,9 +34,9 @@ std::string foreign_warning(const std::string& path, ExitCode code, const IsOwn&
 /// clear_own_place() for a file that is written in one go under this name and then renamed: only an empty one stays.
 void clear_own_partial(const std::string& partial, ExitCode code);
 
-/// Why what stands at `path` can get no other name, nor be removed: the directory cannot be written, it has the sticky
-/// bit and another user owns the file, the file is immutable, or it is a mount point. Empty where nothing speaks
-/// against it.
+/// Why what stands at `path`, or will, can get no other name, nor be removed: the directory cannot be written, it has
+/// the sticky bit and another user owns the file, the file is immutable, or it is a mount point. Empty where nothing
+/// speaks against it.
 std::string obstacle_to_renaming(const std::string& path, ExitCode code);
 
 /// Throws where there is an obstacle_to_renaming() of a file that the run replaces.

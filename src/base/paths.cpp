@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 #include <filesystem>
+#include <list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -168,6 +169,37 @@ std::string canonical_path(const std::string& path, ExitCode code) {
   if (!error) whole = std::filesystem::weakly_canonical(whole, error);
   if (error) fail_by_system(code, path, "cannot be found", error.value());
   return whole.string();
+}
+
+std::vector<std::string> entries_on_the_way(const std::string& path, ExitCode code) {
+  constexpr int max_links = 40;  // Linux follows no more
+  std::vector<std::string> entries;
+  const std::filesystem::path whole = std::filesystem::path(working_directory(code)) / path;
+  std::filesystem::path at = "/";
+  std::list<std::filesystem::path> ahead;
+  const auto go_ahead_with = [&](const std::filesystem::path& names) {
+    const std::filesystem::path relative = names.relative_path();
+    ahead.insert(ahead.begin(), relative.begin(), relative.end());
+  };
+  go_ahead_with(whole);
+  for (int links = 0; !ahead.empty();) {
+    const std::filesystem::path name = ahead.front();
+    ahead.pop_front();
+    if (name.empty() || name == ".") continue;
+    at = name == ".." ? at.parent_path() : at / name;
+    if (name == "..") continue;
+    const FileKind found = kind_of_entry(at.string(), code);
+    if (found == FileKind::absent) break;
+    entries.push_back(at.string());
+    if (found != FileKind::symlink) continue;
+    std::error_code error;
+    const std::filesystem::path target = std::filesystem::read_symlink(at, error);
+    if (error) fail_by_system(code, at.string(), "cannot be read", error.value());
+    if (++links > max_links) fail_by_system(code, path, "cannot be found", ELOOP);
+    at = target.is_absolute() ? "/" : at.parent_path();
+    go_ahead_with(target);
+  }
+  return entries;
 }
 
 void require_possible_path(const std::string& path, ExitCode code) {

@@ -77,6 +77,10 @@ std::string working_directory(ExitCode code);
 /// The absolute path without links, "." and "..". The part of the path that does not exist stays as it is.
 std::string canonical_path(const std::string& path, ExitCode code);
 
+/// What the system meets on its way to a file: the absolute paths, without links before the last name, of the
+/// directories and links on it and of the file itself, as far as there is something.
+std::vector<std::string> entries_on_the_way(const std::string& path, ExitCode code);
+
 /// Throws where the path, or a name in it, is longer than Linux allows.
 void require_possible_path(const std::string& path, ExitCode code);
 

@@ -127,7 +127,7 @@ void Comm::share_heartbeats(const std::string& directory) {
   });
   const std::vector<std::string> hosts = hosts_of(nodes);
   together([&] {
-    watchdog_->share_heartbeats(directory, nodes, hosts, {slots, static_cast<std::size_t>(ranks_of_node_)});
+    watchdog_->share_heartbeats(directory, nodes, {slots, static_cast<std::size_t>(ranks_of_node_)}, hosts);
   });
 }
 
@@ -216,12 +216,13 @@ void Comm::together(const std::function<void()>& work) {
     message = error.what();
     cause = error.cause();
   }
-  const std::vector<double> codes = all_gather(code);
-  for (int r = 0; r < size_; ++r) {
-    if (codes[r] == 0) continue;
-    broadcast(std::as_writable_bytes(std::span(&cause, 1)), r);
-    throw Error(static_cast<ExitCode>(static_cast<int>(codes[r])), broadcast(message, r), Scope::all_ranks, cause);
-  }
+  const auto own = static_cast<std::uint64_t>(code == 0 ? size_ : rank_), none = static_cast<std::uint64_t>(size_);
+  const std::uint64_t lowest = all_reduce(own, Reduce::min);
+  if (lowest == none) return;
+  const int failed = static_cast<int>(lowest);
+  broadcast(std::as_writable_bytes(std::span(&code, 1)), failed);
+  broadcast(std::as_writable_bytes(std::span(&cause, 1)), failed);
+  throw Error(static_cast<ExitCode>(code), broadcast(message, failed), Scope::all_ranks, cause);
 }
 
 std::vector<double> Comm::gather(std::span<const double> values) {

@@ -187,6 +187,9 @@ void Context::open_device(bool reproducible) {
   stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);
   comm_stream_ = ops::create_stream(Gemms::none);
   upload_stream_ = ops::create_stream(Gemms::none);
+  ops::name_stream(stream_, "compute");
+  ops::name_stream(comm_stream_, "collectives");
+  ops::name_stream(upload_stream_, "copies");
   device_ = device.number;
 }
 

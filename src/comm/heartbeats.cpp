@@ -46,9 +46,11 @@ std::optional<Culprit> HeartbeatSlot::culprit(std::uint64_t collective) const {
   return std::bit_cast<Culprit>(words);
 }
 
-Heartbeats::Heartbeats(std::string directory, const NodeLayout& layout, int rank, std::span<HeartbeatSlot> node)
+Heartbeats::Heartbeats(std::string directory, const NodeLayout& layout, int rank, std::span<HeartbeatSlot> node,
+                       std::vector<std::string> hosts)
     : files_(std::move(directory)),
       layout_(layout),
+      hosts_(std::move(hosts)),
       node_number_(layout.node_of(rank)),
       place_(layout.place_of(rank)),
       node_(node),
@@ -86,6 +88,12 @@ std::optional<Culprit> Heartbeats::culprit(std::uint64_t collective) const {
     if (std::optional<Culprit> culprit = rank.culprit(collective)) return culprit;
   }
   return std::nullopt;
+}
+
+std::string Heartbeats::text(const Culprit& culprit) const {
+  std::function<std::string(int)> host_of;
+  if (!hosts_.empty()) host_of = [this](int rank) { return hosts_[layout_.node_of(rank)]; };
+  return text_of(culprit, directory(), host_of);
 }
 
 double Heartbeats::frozen_seconds() const {

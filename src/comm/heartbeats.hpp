@@ -48,7 +48,9 @@ class alignas(64) HeartbeatSlot {
 class Heartbeats {
  public:
   /// `layout`: nodes whose ranks share memory. `node`: the ranks of this rank's node by their places; must outlive it.
-  Heartbeats(std::string directory, const NodeLayout& layout, int rank, std::span<HeartbeatSlot> node);
+  /// `hosts`: of the nodes, for text(); none where there is one.
+  Heartbeats(std::string directory, const NodeLayout& layout, int rank, std::span<HeartbeatSlot> node,
+             std::vector<std::string> hosts = {});
   /// Ends the heartbeats of this rank. The last rank of a node removes its file, and the last node the directory.
   ~Heartbeats();
   Heartbeats(const Heartbeats&) = delete;
@@ -63,6 +65,8 @@ class Heartbeats {
   HeartbeatSlot& own() { return node_[place_]; }
   /// Whom a rank of this node has found to be the cause that the collective of this number takes too long.
   std::optional<Culprit> culprit(std::uint64_t collective) const;
+  /// What a message says of the culprit.
+  std::string text(const Culprit& culprit) const;
   /// The longest time for which a rank of this node has waited for the file system.
   double frozen_seconds() const;
   const std::string& directory() const { return files_.directory(); }
@@ -102,6 +106,7 @@ class Heartbeats {
 
   const HeartbeatFiles files_;
   const NodeLayout layout_;
+  const std::vector<std::string> hosts_;
   const int node_number_, place_;
   const std::span<HeartbeatSlot> node_;
   std::vector<std::uint64_t> seen_;  ///< beats of the lower ranks of the node in the last round

@@ -14,13 +14,6 @@ NodeCollectives::NodeCollectives(const Comm& comm, kernels::Stream stream, const
   messages_.reserve(size_);
 }
 
-void NodeCollectives::exchange(Payload payload) {
-  transport_->exchange(payload, messages_);
-  for (const Message& message : messages_) {
-    if (!message.out.empty()) sent_ += {1, message.out.size()};
-  }
-}
-
 void NodeCollectives::all_gather(std::span<std::byte> data, const Bounds& bounds, std::size_t element) {
   const auto part = [&](int rank) {
     return data.subspan(bounds[rank] * element, (bounds[rank + 1] - bounds[rank]) * element);
@@ -29,7 +22,7 @@ void NodeCollectives::all_gather(std::span<std::byte> data, const Bounds& bounds
   for (int k = 1; k < size_; ++k) {
     messages_.push_back({rank_after(k), part(rank_), rank_before(k), part(rank_before(k))});
   }
-  exchange(Payload::weights);
+  transport_->exchange(Payload::weights, messages_);
 }
 
 }  // namespace nanorun

@@ -11,7 +11,6 @@
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
 #include "src/comm/node_layout.hpp"
-#include "src/comm/traffic.hpp"
 #include "src/comm/transport.hpp"
 
 namespace nanorun {
@@ -31,7 +30,6 @@ class NodeCollectives {
                   std::unique_ptr<Transport> transport);
 
   Transport& transport() const { return *transport_; }
-  const Traffic& sent() const { return sent_; }
 
   /// Sums each rank's part over the ranks, in place; on a rank the parts of other ranks stay as they were. The owner's
   /// own elements enter the sum unrounded. The order of the sum depends on the number of ranks alone.
@@ -50,7 +48,6 @@ class NodeCollectives {
  private:
   template <class Body>
   void for_each_exchange(std::size_t longest, std::size_t chunk, const Body& body) const;
-  void exchange(Payload payload);
   template <class A>
   void reduce_chunk(std::span<A> data, const Bounds& bounds, std::size_t at, int first, int last);
   template <class A>
@@ -65,7 +62,6 @@ class NodeCollectives {
   std::unique_ptr<Transport> transport_;
   std::vector<Message> messages_;
   int set_ = 0;  ///< set of slots for the next exchange of gradients
-  Traffic sent_;
 };
 
 /// body(at, first, last) for chunks from element `at` on of parts of up to `longest` elements, and for the ranks that
@@ -109,7 +105,7 @@ void NodeCollectives::reduce_chunk(std::span<A> data, const Bounds& bounds, std:
     std::byte* const slot = transport_->slot(set_, k - first);
     messages_.push_back({rank_after(k), out, rank_before(k), {slot, own.size() * element}});
   }
-  exchange(Payload::gradients);
+  transport_->exchange(Payload::gradients, messages_);
   ops::add_decoded<A>(stream_, own, transport_->slot(set_, 0), last - first, stride, wire_);
   transport_->free_slots();
   set_ ^= 1;
@@ -140,7 +136,7 @@ void NodeCollectives::reduce_rows(const kernels::Mat<A>& table, const NodeRows& 
     messages_.push_back(
         {rank_after(k), codes, rank_before(k), {slot, chunk_of(rows.from[rank_before(k)]).size() * row_bytes}});
   }
-  exchange(Payload::gradients);
+  transport_->exchange(Payload::gradients, messages_);
   for (int k = first; k < last; ++k) {
     ops::add_decoded_rows<A>(stream_, table, chunk_of(rows.from[rank_before(k)]), transport_->slot(set_, k - first),
                              wire_);

@@ -18,17 +18,10 @@ RailCollectives::RailCollectives(const Comm& comm, kernels::Stream stream, const
       outgoing_(outgoing_bytes(), "the buffers of collectives", "lower train.length (with stages stage.N.length)"),
       transport_(std::move(transport)) {}
 
-void RailCollectives::exchange(Payload payload) {
-  transport_->exchange(payload, messages_);
-  for (const Message& message : messages_) {
-    if (!message.out.empty()) sent_ += {1, message.out.size()};
-  }
-}
-
 std::byte* RailCollectives::exchange(int skip, std::size_t out_bytes, std::size_t in_bytes) {
   std::byte* const slot = transport_->slot(0, 0);
   messages_ = {{rank_after(skip), outgoing_.space().first(out_bytes), rank_before(skip), {slot, in_bytes}}};
-  exchange(Payload::gradients);
+  transport_->exchange(Payload::gradients, messages_);
   return slot;
 }
 
@@ -40,7 +33,7 @@ void RailCollectives::all_gather(std::span<std::byte> data, const Bounds& parts,
     const Arc out = arc_of(parts, rank_, round->blocks), in = arc_of(parts, rank_after(round->skip), round->blocks);
     const int to = rank_before(round->skip), from = rank_after(round->skip);
     messages_ = {{to, of(out.first), from, of(in.first)}, {to, of(out.second), from, of(in.second)}};
-    exchange(Payload::weights);
+    transport_->exchange(Payload::weights, messages_);
   }
 }
 

@@ -11,7 +11,6 @@
 #include "src/base/arena.hpp"
 #include "src/comm/circulant.hpp"
 #include "src/comm/comm.hpp"
-#include "src/comm/traffic.hpp"
 #include "src/comm/transport.hpp"
 
 namespace nanorun {
@@ -33,7 +32,6 @@ class RailCollectives {
                   std::unique_ptr<Transport> transport);
 
   Transport& transport() const { return *transport_; }
-  const Traffic& sent() const { return sent_; }
 
   /// Sums each node's part over the nodes, in place; on a rank the parts of other nodes are undefined afterwards.
   /// Partial sums travel in the wire format, each of at most ceil(log2 nodes) times. The order of the sum depends on
@@ -54,7 +52,6 @@ class RailCollectives {
   static std::size_t outgoing_bytes() { return Transport::rail_incoming_bytes / 2; }
   int rank_after(int skip) const { return (rank_ + skip) % size_; }
   int rank_before(int skip) const { return (rank_ - skip + size_) % size_; }
-  void exchange(Payload payload);
   /// Sends encoded gradients to the rank `skip` after this one, and receives as many bytes from the one before it.
   std::byte* exchange(int skip, std::size_t out_bytes, std::size_t in_bytes);
 
@@ -65,7 +62,6 @@ class RailCollectives {
   Arena outgoing_;  ///< gradients on their way out; outlives the transport, which ends what is under way
   std::unique_ptr<Transport> transport_;
   std::vector<Message> messages_;
-  Traffic sent_;
 };
 
 template <class A>

@@ -71,8 +71,8 @@ void TensorComm::close() {
 
 LevelTraffic TensorComm::sent() const {
   LevelTraffic sent;
-  if (node_) sent.inside = node_->sent();
-  for (const auto& rail : rails_) sent.between += rail->sent();
+  if (node_) sent.inside = node_->transport().sent();
+  for (const auto& rail : rails_) sent.between += rail->transport().sent();
   return sent;
 }
 

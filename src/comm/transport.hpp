@@ -9,6 +9,7 @@
 #include "kernels/ops.hpp"
 #include "src/base/arena.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/traffic.hpp"
 #include "src/config/config.hpp"
 
 namespace nanorun {
@@ -44,7 +45,9 @@ class Transport {
   /// Collective. Exchanges all messages: enqueues the exchange on the stream, or has done it when the call returns.
   /// Message i of gradients arrives in slot i. Successive exchanges of gradients use the two sets of slots in turn.
   /// Throws Error(communication).
-  virtual void exchange(Payload payload, std::span<const Message> messages) = 0;
+  void exchange(Payload payload, std::span<const Message> messages);
+  /// What this rank has sent in all exchanges. Empty messages do not count.
+  const Traffic& sent() const { return sent_; }
   /// Frees the slots of the last exchange of gradients once the work enqueued on the stream so far is done.
   virtual void free_slots() {}
   /// Throws Error(communication) if an exchange has failed.
@@ -72,6 +75,8 @@ class Transport {
 
  protected:
   kernels::Stream stream() const { return stream_; }
+  /// Does what exchange() says.
+  virtual void carry(Payload payload, std::span<const Message> messages) = 0;
 
   /// Takes memory for the slots, `incoming` bytes in all, and `extra` bytes behind them.
   Transport(kernels::Stream stream, int peers, std::size_t incoming = incoming_bytes, std::size_t extra = 0);
@@ -81,6 +86,7 @@ class Transport {
   int peers_;
   std::size_t slot_bytes_;
   Arena incoming_;
+  Traffic sent_;
 };
 
 /// Collective. Makes the transport inside a node that `choice` names; exchanges run on `stream`. Throws

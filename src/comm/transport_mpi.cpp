@@ -18,13 +18,14 @@ class MpiTransport : public Transport {
   MpiTransport(Comm& comm, kernels::Stream stream) : Transport(stream, 1), comm_(comm) {}
 
   std::string name() const override { return "MPI"; }
-  void exchange(Payload payload, std::span<const Message> messages) override;
 
  private:
+  void carry(Payload payload, std::span<const Message> messages) override;
+
   Comm& comm_;
 };
 
-void MpiTransport::exchange(Payload, std::span<const Message> messages) {
+void MpiTransport::carry(Payload, std::span<const Message> messages) {
   std::vector<HostView<const std::byte>> outgoing;
   std::vector<HostView<std::byte>> incoming;
   std::vector<MPI_Request> requests;

@@ -93,7 +93,7 @@ void NcclTransport::set_up(const std::vector<int>& partners) {
   for (std::size_t i = 0; i < partners.size(); ++i) {
     greetings.push_back({partners[i], {slot(1, 0), 1}, partners[i], {slot(0, 0) + i, 1}});
   }
-  exchange(Payload::gradients, greetings);
+  carry(Payload::gradients, greetings);
   ops::synchronize(stream());
   check();
 }
@@ -134,7 +134,7 @@ void NcclTransport::check() {
   require(failure, "a collective of NCCL");
 }
 
-void NcclTransport::exchange(Payload, std::span<const Message> messages) {
+void NcclTransport::carry(Payload, std::span<const Message> messages) {
   const auto handle = static_cast<ncclComm_t>(handle_);
   const auto cuda_stream = static_cast<cudaStream_t>(stream().handle);
   require(ncclGroupStart(), "ncclGroupStart");

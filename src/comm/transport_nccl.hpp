@@ -28,11 +28,11 @@ class NcclTransport : public Transport {
   std::string settings() const override;
   std::string name() const override { return reason_.empty() ? "NCCL" : "NCCL, since " + reason_; }
   bool occupies_sms() const override { return true; }
-  void exchange(Payload payload, std::span<const Message> messages) override;
   void check() override;
 
  private:
   NcclTransport(Comm& comm, kernels::Stream stream, int peers, std::size_t incoming, std::string reason);
+  void carry(Payload payload, std::span<const Message> messages) override;
   void set_up(const std::vector<int>& partners);
   void require(int result, const char* call);
 

@@ -129,7 +129,7 @@ std::byte* PeerTransport::remote_address(Payload payload, const Message& message
   throw Error(ExitCode::internal, "a message between peers lies outside of the memory that they share");
 }
 
-void PeerTransport::exchange(Payload payload, std::span<const Message> messages) {
+void PeerTransport::carry(Payload payload, std::span<const Message> messages) {
   const bool gradients = payload == Payload::gradients;
   const ExchangeNumber number = gradients ? ++gradients_exchanged_ : ++weights_exchanged_;
   if (!gradients) raise_on_all(Flag::weights_awaited, number);

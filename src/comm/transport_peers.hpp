@@ -22,7 +22,6 @@ class PeerTransport : public Transport {
 
   std::string name() const override { return "copies between peers"; }
   void share(std::span<std::byte> memory) override;
-  void exchange(Payload payload, std::span<const Message> messages) override;
   void free_slots() override;
 
  private:
@@ -37,6 +36,7 @@ class PeerTransport : public Transport {
   };
 
   PeerTransport(Comm& comm, kernels::Stream stream);
+  void carry(Payload payload, std::span<const Message> messages) override;
   static std::size_t flags_bytes(int ranks);
   bool import_region(std::span<std::byte> own);
   std::byte* remote_address(Payload payload, const Message& message) const;

@@ -30,13 +30,11 @@ void Watchdog::set_timeout(double seconds) {
   timeout_ = Seconds(seconds);
 }
 
-void Watchdog::share_heartbeats(const std::string& directory, const NodeLayout& layout, std::vector<std::string> hosts,
-                                std::span<HeartbeatSlot> node) {
+void Watchdog::share_heartbeats(const std::string& directory, const NodeLayout& layout, std::span<HeartbeatSlot> node,
+                                std::vector<std::string> hosts) {
   {
     std::lock_guard lock(mutex_);
-    layout_ = layout;
-    hosts_ = std::move(hosts);
-    heartbeats_.emplace(directory, layout, rank_, node);
+    heartbeats_.emplace(directory, layout, rank_, node, std::move(hosts));
   }
   heartbeats_->begin();
   beating_ = std::jthread([this](std::stop_token stop) { beat(stop); });
@@ -123,12 +121,6 @@ std::string Watchdog::frozen_files() const {
                      heartbeats_->directory(), seconds);
 }
 
-std::string Watchdog::text(const Culprit& culprit) const {
-  std::function<std::string(int)> host_of;
-  if (!hosts_.empty()) host_of = [this](int rank) { return hosts_[layout_.node_of(rank)]; };
-  return text_of(culprit, heartbeats_ ? heartbeats_->directory() : "", host_of);
-}
-
 /// Ends the job if the collective has taken too long, as soon as this rank has found out why. The others leave the end
 /// to it for a moment, or without any such rank for the grace.
 void Watchdog::expire_in_time(Seconds waited) {
@@ -137,8 +129,10 @@ void Watchdog::expire_in_time(Seconds waited) {
   const std::optional<Culprit> culprit = heartbeats_ ? heartbeats_->culprit(collectives_) : Culprit{};
   const bool has_found = heartbeats_ && heartbeats_->own().culprit(collectives_);
   if (files.empty() && !has_found && waited <= timeout_ + (culprit ? writing_time : grace())) return;
+  const Culprit named = culprit.value_or(Culprit{});
+  const std::string why = !files.empty() ? files : heartbeats_ ? heartbeats_->text(named) : text_of(named, "");
   end_job(fmt::format("rank {}: {} at step {} did not complete within {:.4g} s: {} (comm.timeout_seconds)", rank_,
-                      what_, step_.load(), timeout_.count(), files.empty() ? text(culprit.value_or(Culprit{})) : files),
+                      what_, step_.load(), timeout_.count(), why),
           has_found || rank_ == 0 ? Noted::yes : Noted::no);
 }
 

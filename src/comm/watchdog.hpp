@@ -60,11 +60,10 @@ class Watchdog {
   /// Sets the step that the message names.
   void set_step(long step) { step_ = step; }
   long step() const { return step_; }
-  /// Starts the heartbeats of this rank in `directory`, which exists. `layout`: nodes whose ranks share memory.
-  /// `hosts`: of the nodes, for messages; none where there is one. `node`: as Heartbeats takes it; the memory must
-  /// outlive the watchdog. Throws Error(output) if the node's file cannot be written.
-  void share_heartbeats(const std::string& directory, const NodeLayout& layout, std::vector<std::string> hosts,
-                        std::span<HeartbeatSlot> node);
+  /// Starts the heartbeats of this rank in `directory`, which exists. The others: as Heartbeats takes them; the memory
+  /// of `node` must outlive the watchdog. Throws Error(output) if the node's file cannot be written.
+  void share_heartbeats(const std::string& directory, const NodeLayout& layout, std::span<HeartbeatSlot> node,
+                        std::vector<std::string> hosts);
   /// The rank that has found the culprit, or rank 0, appends the message that ends the job to this file, too.
   void set_log(const std::string& path);
 
@@ -85,7 +84,6 @@ class Watchdog {
   enum class Noted { no, yes };  ///< whether the log is to have a message
   [[noreturn]] void end_job(const std::string& message, Noted noted);
   void note(const std::string& message);
-  std::string text(const Culprit& culprit) const;
   Seconds max_silence() const;
 
   const int rank_, ranks_;
@@ -101,10 +99,8 @@ class Watchdog {
   Seconds timeout_{300};
   std::optional<Heartbeats> heartbeats_;
   std::optional<Clock::time_point> at_files_;  ///< since when the heartbeats' thread waits for the file system
-  NodeLayout layout_;
-  std::vector<std::string> hosts_;
-  std::string log_;                  ///< path; empty: none
-  std::jthread watching_, beating_;  ///< last members, so that they end before what they use
+  std::string log_;                            ///< path; empty: none
+  std::jthread watching_, beating_;            ///< last members, so that they end before what they use
 };
 
 }  // namespace nanorun

@@ -223,6 +223,10 @@ struct TraceConfig {
   TraceRanks ranks = TraceRanks::automatic;
 };
 
+struct ProfileConfig {
+  int first = 0, last = -1;
+};
+
 struct CommConfig {
   double timeout_seconds = 300;
   kernels::WireFormat gradients = kernels::WireFormat::fp32;
@@ -245,6 +249,7 @@ struct Config {
   CheckpointConfig checkpoint;
   StopConfig stop;
   TraceConfig trace;
+  ProfileConfig profile;
   CommConfig comm;
 
   /// Places for messages, "FILE:LINE" or "override SECTION.KEY=VALUE": where a key was set, unless it has its default,

@@ -115,6 +115,12 @@ void check_trace(Rules& rules) {
   }
 }
 
+void check_profile(Rules& rules) {
+  const ProfileConfig& profile = rules.config.profile;
+  rules.require(profile.last < 0 || profile.first <= profile.last, {"profile.first", "profile.last"},
+                "profile.first = {} comes after profile.last = {}", profile.first, profile.last);
+}
+
 }  // namespace
 
 void check_model(const Config& config) {
@@ -135,6 +141,7 @@ void check_config(const Config& config, int ranks) {
   check_optimizer(rules);
   check_checkpoint(rules);
   check_trace(rules);
+  check_profile(rules);
   if constexpr (!computes_in_fp32) check_cuda(rules, Passes::both);
   rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }

@@ -58,6 +58,7 @@ std::vector<Key> group_keys();
 std::vector<Key> checkpoint_keys();
 std::vector<Key> stop_keys();
 std::vector<Key> trace_keys();
+std::vector<Key> profile_keys();
 std::vector<Key> comm_keys();
 
 }  // namespace nanorun::key_rows

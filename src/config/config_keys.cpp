@@ -12,7 +12,7 @@ const std::vector<Key>& key_table() {
     using namespace key_rows;
     for (auto rows :
          {run_keys, model_keys, topology_keys, lm_head_keys, window_keys, train_keys, stage_keys, validation_keys,
-          data_keys, optimizer_keys, group_keys, checkpoint_keys, stop_keys, trace_keys, comm_keys}) {
+          data_keys, optimizer_keys, group_keys, checkpoint_keys, stop_keys, trace_keys, profile_keys, comm_keys}) {
       for (Key& key : rows()) all.push_back(std::move(key));
     }
     return all;

@@ -1,4 +1,4 @@
-// Keys of the run as a program: [run], [checkpoint], [stop], [trace], [comm].
+// Keys of the run as a program: [run], [checkpoint], [stop], [trace], [profile], [comm].
 
 #include "src/config/config_key_rows.hpp"
 
@@ -59,8 +59,17 @@ std::vector<Key> trace_keys() {
       {NANORUN_KEY(trace, flush_every), operates, between(1, 100000), "steps between writes of trace.h5"},
       {NANORUN_KEY(trace, ranks), operates, any(),
        "what trace.h5 holds of the ranks: all of them, or quantiles over the ranks of a node, which take no more room "
-       "on "
-       "more ranks; auto: quantiles above 256 ranks"},
+       "on more ranks; summary.json then has the GPUs by the same groups, and trace.json a few ranks; auto: quantiles "
+       "above 256 ranks"},
+  };
+}
+
+std::vector<Key> profile_keys() {
+  return {
+      {NANORUN_KEY(profile, first), operates, between(0, max_steps),
+       "on GPUs: the first step, counted from 0, for a profiler that waits to be started (cudaProfilerStart)"},
+      {NANORUN_KEY(profile, last), operates, between(-1, max_steps),
+       "the last step that it records (cudaProfilerStop); -1: none"},
   };
 }
 

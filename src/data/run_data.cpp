@@ -80,6 +80,9 @@ TokenStream training_stream(const RunData& data, const Config& config) {
   return {data.train.opened, training_plan(config), config.data.end, data.train.complete()};
 }
 
+/// Throws Error(data, all_ranks) where no shard holds a whole step.
+void require_whole_steps(const RunData& data, const Config& config) { training_stream(data, config); }
+
 /// Throws Error(data) where the stream, which stands at `cursor` before `step`, ends before step `end`. Packed
 /// documents may end sooner than that.
 void require_steps(const TokenStream& stream, Cursor cursor, long step, long end) {
@@ -182,6 +185,7 @@ RunData open_run_data(Comm& comm, const Config& config) {
   absent.rethrow(ExitCode::data, Scope::all_ranks);
   ShardOpener opener(comm, config, data);
   open_training(opener, data, config, {}, 0, config.train.steps);
+  require_whole_steps(data, config);
   open_validation(opener, data, config.validation);
   comm.together([&] { data.validation_starts = find_validation_starts(data.validation, config.validation); });
   return data;
@@ -201,7 +205,7 @@ std::string compare_tokens(const Config& config, const RunData& data, const Toke
                          "data.allow_other_tokenizer = true trains the model on them all the same");
 }
 
-std::vector<std::string> data_warnings(const Config& config, const DataStart& start) {
+DataRemarks data_remarks(const Config& config, const DataStart& start) {
   Comm alone(MPI_COMM_SELF);
   std::vector<std::string> warnings;
   const auto attempt = [&](auto&& check) {
@@ -224,6 +228,13 @@ std::vector<std::string> data_warnings(const Config& config, const DataStart& st
   list_all(validation_patterns(config), data.validation);
   ShardOpener opener(alone, config, data);
   attempt([&] { open_training(opener, data, config, {}, 0, config.train.steps); });
+  if (warnings.empty()) {
+    try {
+      require_whole_steps(data, config);
+    } catch (const Error& error) {
+      return {.lines = {}, .refusal = error};
+    }
+  }
   attempt([&] { open_validation(opener, data, config.validation); });
   attempt([&] { training_prefixes(alone, config, data); });
   std::string other_tokens;
@@ -231,7 +242,7 @@ std::vector<std::string> data_warnings(const Config& config, const DataStart& st
     attempt([&] { other_tokens = compare_tokens(config, data, *start.model); });
   std::vector<std::string> changes;
   if (warnings.empty()) attempt([&] { changes = check_shards(alone, data, config, start.shards); });
-  if (!warnings.empty()) return warnings;
+  if (!warnings.empty()) return {.lines = std::move(warnings)};
   attempt([&] { open_training(opener, data, config, start.cursor, start.step, config.train.steps - start.step); });
   attempt([&] { require_steps(training_stream(data, config), start.cursor, start.step, config.train.steps); });
   attempt([&] { find_validation_starts(data.validation, config.validation); });
@@ -239,7 +250,7 @@ std::vector<std::string> data_warnings(const Config& config, const DataStart& st
   warnings.insert(warnings.begin(), changes.begin(), changes.end());
   if (!other_tokens.empty()) warnings.push_back(other_tokens);
   for (std::string& line : shard_warnings(data)) warnings.push_back(std::move(line));
-  return warnings;
+  return {.lines = std::move(warnings)};
 }
 
 std::unique_ptr<Loader> start_loader(Comm& comm, const Config& config, RunData& data, Cursor start, long step,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/error.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
 #include "src/data/loader.hpp"
@@ -40,8 +41,8 @@ struct RunData {
 
 /// Collective. Opens the shards that train.steps steps from the start of the stream and a validation need; all training
 /// shards where documents are packed. Each rank opens a share of them; if that takes long, rank 0 prints its progress.
-/// Throws Error(data) on all ranks alike if one of these shards is missing, damaged or does not fit, or if the
-/// validation data are too short.
+/// Throws Error(data) on all ranks alike if one of these shards is missing, damaged or does not fit, if no shard holds
+/// a whole step, or if the validation data are too short.
 RunData open_run_data(Comm& comm, const Config& config);
 
 /// Collective. Opens what a validation needs, as open_run_data() does, and no training shards.
@@ -58,10 +59,15 @@ struct DataStart {
   long step = 0;                     ///< number of that step
 };
 
-/// For one rank, without a run. Returns warnings of all that open_run_data(), check_shards(), start_loader() or
-/// training_prefixes() would refuse: decks are often checked where their data are missing. If nothing is wrong, returns
-/// document_lines().
-std::vector<std::string> data_warnings(const Config& config, const DataStart& start = {});
+/// What a dry run says of the data.
+struct DataRemarks {
+  std::vector<std::string> lines;
+  std::optional<Error> refusal{};  ///< the shards are there, and none holds a whole step; `lines` are then empty
+};
+/// For one rank, without a run. The lines warn of all else that open_run_data(), check_shards(), start_loader() or
+/// training_prefixes() would refuse: decks are often checked where their data are missing. If nothing is wrong, they
+/// are document_lines().
+DataRemarks data_remarks(const Config& config, const DataStart& start = {});
 
 /// For a run whose model was trained before on tokens of `model`: a warning where the run's shards may be of another
 /// tokenizer, else empty. Throws Error(data, all_ranks) where they are.

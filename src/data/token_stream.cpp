@@ -23,10 +23,12 @@ void TokenStream::require_whole_steps() const {
     const std::uint64_t tokens = least_tokens_[i] + plan_.tokens_behind();
     // Shards that have not been opened may hold the longer steps of later parts.
     if (tokens <= max_count || (i > 0 && !complete_)) continue;
-    throw Error(ExitCode::data,
-                fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}", tokens,
-                            shards_.size(), max_count),
-                Scope::all_ranks);
+    throw Error(
+        ExitCode::data,
+        fmt::format("no shard holds the {} tokens of one step: the largest of {} shards holds {}; take fewer or "
+                    "shorter sequences, or larger shards",
+                    tokens, shards_.size(), max_count),
+        Scope::all_ranks);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "src/measure/gpu_monitor.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
@@ -20,7 +19,7 @@ GpuMonitor::GpuMonitor(Comm& comm, int every, const std::string& bus_id, const s
   opening_ = std::async(std::launch::async, [bus_id, library] { return std::make_unique<Nvml>(bus_id, library); });
 }
 
-void GpuMonitor::look() {
+Nvml* GpuMonitor::nvml() {
   if (opening_.valid()) {
     try {
       nvml_ = opening_.get();
@@ -28,8 +27,12 @@ void GpuMonitor::look() {
       failure_ = error.what();
     }
   }
-  own_ = nvml_ ? nvml_->read() : GpuState{};
+  return nvml_.get();
 }
+
+void GpuMonitor::look() { own_ = nvml() ? nvml()->read() : GpuState{}; }
+
+std::optional<double> GpuMonitor::joules() { return nvml() ? nvml()->joules() : std::nullopt; }
 
 void GpuMonitor::append_to(std::vector<double>& values) const {
   const std::size_t begin = values.size();
@@ -89,6 +92,15 @@ void GpuMonitor::describe(StepMetrics& metrics) const {
       std::ranges::count_if(states_, [](const GpuState& state) { return !throttle_names(state.reasons).empty(); }));
 }
 
+std::optional<double> GpuMonitor::mean_power() const {
+  double sum = 0;
+  for (const Sums& sums : sums_) {
+    if (sums.powers == 0) return std::nullopt;
+    sum += sums.record.mean_power / static_cast<double>(sums.powers);
+  }
+  return sum;
+}
+
 std::vector<GpuRecord> GpuMonitor::records() const {
   std::vector<GpuRecord> records;
   if (std::ranges::all_of(sums_, [](const Sums& s) { return s.clocks == 0 && s.powers == 0; })) return records;
@@ -98,28 +110,6 @@ std::vector<GpuRecord> GpuMonitor::records() const {
     if (sums.powers > 0) record.mean_power /= static_cast<double>(sums.powers);
   }
   return records;
-}
-
-std::string gpu_line(std::span<const GpuRecord> records) {
-  std::vector<std::size_t> known;
-  for (std::size_t r = 0; r < records.size(); ++r) {
-    if (records[r].mean_clock > 0) known.push_back(r);
-  }
-  if (known.empty()) return {};
-  const auto mean_clock = [&](std::size_t r) { return records[r].mean_clock; };
-  const auto [slow, fast] = std::ranges::minmax(known, {}, mean_clock);
-  const double most_power = std::ranges::max(records, {}, &GpuRecord::most_power).most_power;
-  std::string line = slow == fast ? fmt::format("GPUs: mean SM clock {:.0f} MHz", records[slow].mean_clock)
-                                  : fmt::format("GPUs: mean SM clock {:.0f} MHz on rank {} to {:.0f} MHz on rank {}",
-                                                records[slow].mean_clock, slow, records[fast].mean_clock, fast);
-  if (most_power > 0) line += fmt::format(", power up to {:.0f} W", most_power);
-  std::map<std::string, std::vector<std::size_t>> ranks_of;
-  for (std::size_t r = 0; r < records.size(); ++r) {
-    for (const auto& [name, count] : records[r].throttled) ranks_of[name].push_back(r);
-  }
-  for (const auto& [name, ranks] : ranks_of)
-    line += fmt::format("; {} on rank{} {}", name, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-  return line;
 }
 
 }  // namespace nanorun

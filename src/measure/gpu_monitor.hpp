@@ -2,7 +2,6 @@
 // Power, clock and throttle reasons of the GPUs of all ranks in some of the steps, so that a slow GPU is seen.
 
 #include <future>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,17 +10,11 @@
 #include <vector>
 
 #include "src/comm/comm.hpp"
+#include "src/measure/gpu_records.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/nvml.hpp"
 
 namespace nanorun {
-
-/// The GPU of a rank over all looks. Looks in which NVML gave no clock or no power do not count for this number.
-struct GpuRecord {
-  double least_clock = 0, mean_clock = 0;  ///< MHz
-  double mean_power = 0, most_power = 0;   ///< watts
-  std::map<std::string, long> throttled;   ///< by throttle_names(): number of looks that found it
-};
 
 class GpuMonitor {
  public:
@@ -33,6 +26,9 @@ class GpuMonitor {
   /// Whether the ranks look at their GPUs in the step that completes this number of updates.
   bool due(long updates) const { return every_ > 0 && updates % every_ == 0; }
 
+  /// Joules that this rank's GPU has taken since its driver was loaded; absent where that is not known, or `every` is
+  /// 0.
+  std::optional<double> joules();
   /// Reads the state of this rank's GPU. Meant for the time in which the host waits for the device anyway.
   void look();
   /// Appends numbers that are to be summed over the ranks: the state of this rank's GPU, and zeros for other ranks.
@@ -52,8 +48,13 @@ class GpuMonitor {
   long looks() const { return looks_; }
   /// By rank; empty before the first look, and where no GPU could be looked at.
   std::vector<GpuRecord> records() const;
+  /// Watts of the GPUs of all ranks together, as means over the looks; absent where one of them is not known.
+  std::optional<double> mean_power() const;
 
  private:
+  /// This rank's GPU; null where NVML cannot be had. Waits for the thread that opens it.
+  Nvml* nvml();
+
   struct Sums {
     GpuRecord record;
     long clocks = 0, powers = 0;  ///< looks that know them
@@ -69,9 +70,5 @@ class GpuMonitor {
   std::vector<Sums> sums_;  ///< by rank; the means in `record` are sums until records() divides them
   long looks_ = 0;
 };
-
-/// A line for the end of a run with clocks, power, and the ranks whose GPUs were throttled; empty where no clock is
-/// known.
-std::string gpu_line(std::span<const GpuRecord> records);
 
 }  // namespace nanorun

@@ -51,6 +51,7 @@ Json json_of(const ValidationMetrics& v) {
 
 /// The first lines of an earlier run's file, which a resumed run keeps.
 struct Kept {
+  std::optional<std::uint64_t> deck_mark{};
   std::uint64_t bytes = 0;
   long step = 0;                ///< step of the last line
   long validation = -1;         ///< step of the validation with which the lines end; -1: they end with none
@@ -65,7 +66,7 @@ struct LineKey {
   bool of_validation = false;  ///< the same for a validation
 };
 
-constexpr std::array<LineKey, 20> line_keys = {
+constexpr std::array<LineKey, 21> line_keys = {
     {{.name = "step", .integer = true, .of_step = true, .of_validation = true},
      {.name = "loss", .of_step = true},
      {.name = "loss_weights"},
@@ -85,7 +86,8 @@ constexpr std::array<LineKey, 20> line_keys = {
      {.name = "device_memory_bytes", .integer = true},
      {.name = "validation_loss", .of_validation = true},
      {.name = "gpu_power_watts"},
-     {.name = "gpus_throttled", .integer = true}}};
+     {.name = "gpus_throttled", .integer = true},
+     {.name = "deck", .integer = true}}};
 
 bool is_line(const Json& json) {
   if (!json.is_object()) return false;
@@ -118,29 +120,28 @@ bool may_begin_line(std::string_view text) {
   return takes(",\"validation_loss\":");
 }
 
-constexpr std::uint64_t max_bytes = 1u << 30;  ///< of a file that is read
-
 /// Throws Error(output) at a line that is none of the metrics. A last line that was cut short is left out, and zeros
 /// behind it, as a crash of the node may leave them.
 Kept kept_lines(const std::string& path, long first_step) {
-  std::string text = read_text(path, max_bytes, ExitCode::output);
+  std::string text = read_text(path, max_run_file, ExitCode::output);
   text.resize(text.find_last_not_of('\0') + 1);
   Kept kept;
-  long number = 0;
-  while (kept.bytes < text.size()) {
-    const std::size_t end = text.find('\n', kept.bytes);
-    const std::string_view line = std::string_view(text).substr(kept.bytes, end - kept.bytes);
+  long number = 0, last = 0;
+  for (std::size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = text.find('\n', at);
+    const std::string_view line = std::string_view(text).substr(at, end - at);
     number += 1;
     const Json json = Json::parse(line, nullptr, false);
     const bool cut_short = end == std::string::npos;
     if (cut_short && (is_line(json) || (json.is_discarded() && may_begin_line(line)))) break;
     const long step = !cut_short && is_line(json) ? json["step"].get<long>() : -1;
-    if (step < kept.step)
-      throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number));
-    if (step > first_step) break;
+    if (step < last) throw Error(ExitCode::output, fmt::format("{}: line {} is not of a run's metrics", path, number));
+    last = step;
+    if (step > first_step) continue;
+    if (at == 0 && json.contains("deck")) kept.deck_mark = json["deck"].get<std::uint64_t>();
     kept.step = step;
     kept.validation = json.contains("validation_loss") ? step : -1;
-    kept.last_line = kept.bytes;
+    kept.last_line = at;
     kept.bytes = end + 1;
   }
   return kept;
@@ -160,10 +161,10 @@ bool is_metrics(const std::string& path) {
   return true;
 }
 
-long recorded_steps(const std::string& path) {
-  long steps = 0;
-  quietly([&] { steps = kept_lines(path, LONG_MAX).step; });
-  return steps;
+RecordedRun recorded_run(const std::string& path) {
+  Kept kept;
+  quietly([&] { kept = kept_lines(path, LONG_MAX); });
+  return {kept.step, kept.deck_mark};
 }
 
 std::string metrics_warning(const std::string& path, long first_step) {
@@ -171,13 +172,18 @@ std::string metrics_warning(const std::string& path, long first_step) {
   return warning_of_hole(path, kept_lines(path, first_step).step + 1, first_step);
 }
 
-void Metrics::open(const std::string& path, long first_step) {
+void Metrics::open(const std::string& path, long first_step, std::uint64_t deck_mark) {
   if (!active_) return;
   path_ = path;
-  if (has_file(path, ExitCode::output)) clear_own_place(path, ExitCode::output, is_metrics);
+  deck_mark_ = deck_mark;
   Kept kept;
+  const auto is_own = [&](const std::string& there) {
+    kept = kept_lines(there, first_step);
+    return true;
+  };
+  if (has_file(path, ExitCode::output)) clear_own_place(path, ExitCode::output, is_own);
+  if (first_step == 0) kept = {};
   if (first_step > 0 && has_file(path, ExitCode::output)) {
-    kept = kept_lines(path, first_step);
     const std::string warning = warning_of_hole(path, kept.step + 1, first_step);
     if (!warning.empty()) warn(warning);
   }
@@ -188,10 +194,17 @@ void Metrics::open(const std::string& path, long first_step) {
   kept_begin_ = kept.last_line;
 }
 
+template <class Line>
+void Metrics::append(const Line& line) {
+  Json json = json_of(line);
+  if (size_ + waiting_.size() == 0) json["deck"] = deck_mark_;
+  waiting_ += json.dump() + "\n";
+}
+
 void Metrics::add(const StepMetrics& step) {
   if (!file_) return;
   kept_step_ = -1;
-  waiting_ += json_of(step).dump() + "\n";
+  append(step);
 }
 
 void Metrics::add(const ValidationMetrics& validation) {
@@ -201,7 +214,7 @@ void Metrics::add(const ValidationMetrics& validation) {
     size_ = kept_begin_;
     kept_step_ = -1;
   }
-  waiting_ += json_of(validation).dump() + "\n";
+  append(validation);
 }
 
 void Metrics::flush() {

@@ -49,8 +49,13 @@ struct ValidationMetrics {
 /// first line that is none of the metrics.
 bool is_metrics(const std::string& path);
 
-/// Step of the last line of a metrics.jsonl; 0 where there is no file of nanorun's that can be read.
-long recorded_steps(const std::string& path);
+/// What a metrics.jsonl tells of its run.
+struct RecordedRun {
+  long step = 0;                             ///< of the last line
+  std::optional<std::uint64_t> deck_mark{};  ///< Metrics::open() was given; absent in files of earlier programs
+};
+/// Of no step where there is no file of nanorun's that can be read.
+RecordedRun recorded_run(const std::string& path);
 
 /// What Metrics::open() would warn of in a file of nanorun's: steps that it lacks. Empty where it lacks none, or is not
 /// there. Throws Error(output).
@@ -65,8 +70,9 @@ class Metrics {
 
   /// A run from step 0 starts a new file. A resumed run keeps the lines of steps up to first_step, and warns if the
   /// last of these lines are missing. Both move a file that nanorun has not written, or that is damaged, out of the
-  /// way. Throws Error(output) where the file cannot be made.
-  void open(const std::string& path, long first_step);
+  /// way. `deck_mark`, below 2^53, tells which deck has made a new file; its first line holds it. Throws Error(output)
+  /// where the file cannot be made.
+  void open(const std::string& path, long first_step, std::uint64_t deck_mark = 0);
 
   /// Adds a line, which flush() writes. If a resumed run has kept a line of the same validation, the new line replaces
   /// it.
@@ -75,12 +81,15 @@ class Metrics {
   void flush();
 
  private:
+  template <class Line>
+  void append(const Line& line);
   template <class Write>
   void attempt(Write&& write);
   void shorten(std::uint64_t bytes);
 
   bool active_;
   std::string path_;
+  std::uint64_t deck_mark_ = 0;
   std::optional<GrowingFile> file_;
   std::uint64_t size_ = 0;  ///< bytes of whole lines in the file
   std::string waiting_;

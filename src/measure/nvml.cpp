@@ -37,6 +37,7 @@ struct Nvml::Library {
     find(device_by_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
     find(error_text, "nvmlErrorString");
     find(power, "nvmlDeviceGetPowerUsage");
+    find(energy, "nvmlDeviceGetTotalEnergyConsumption");
     find(clock, "nvmlDeviceGetClockInfo");
     find(reasons, "nvmlDeviceGetCurrentClocksEventReasons");
     if (reasons == nullptr) find(reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // the name before driver 535
@@ -73,8 +74,9 @@ struct Nvml::Library {
   int (*shutdown)() = nullptr;
   int (*device_by_bus_id)(const char*, Device*) = nullptr;
   const char* (*error_text)(int) = nullptr;
-  int (*power)(Device, unsigned*) = nullptr;       ///< milliwatts
-  int (*clock)(Device, int, unsigned*) = nullptr;  ///< MHz
+  int (*power)(Device, unsigned*) = nullptr;             ///< milliwatts
+  int (*energy)(Device, unsigned long long*) = nullptr;  ///< millijoules
+  int (*clock)(Device, int, unsigned*) = nullptr;        ///< MHz
   int (*reasons)(Device, unsigned long long*) = nullptr;
 };
 
@@ -101,6 +103,12 @@ GpuState Nvml::read() const {
   if (library_->clock != nullptr && library_->clock(device_, sm_clock, &value) == success) state.clock = value;
   if (library_->reasons != nullptr && library_->reasons(device_, &bits) == success) state.reasons = bits;
   return state;
+}
+
+std::optional<double> Nvml::joules() const {
+  unsigned long long value = 0;
+  if (library_->energy == nullptr || library_->energy(device_, &value) != success) return std::nullopt;
+  return static_cast<double>(value) * 1e-3;
 }
 
 }  // namespace nanorun

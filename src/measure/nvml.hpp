@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Nvml {
 
   /// Asks the driver, which takes up to some milliseconds. Called by one thread at a time.
   GpuState read() const;
+  /// Joules that the GPU has taken since the driver was loaded; absent where it does not count them.
+  std::optional<double> joules() const;
 
  private:
   struct Library;

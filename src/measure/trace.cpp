@@ -84,7 +84,7 @@ class Trace::Impl {
  public:
   Impl(Comm& comm, Stream stream, const TraceConfig& config, const NodeLayout& layout, const std::string& directory,
        long first_step, const std::string& provenance)
-      : comm_(comm), stream_(stream), config_(config), directory_(directory) {
+      : comm_(comm), stream_(stream), config_(config), layout_(layout), directory_(directory) {
     spans_.reserve(64 * config_.json_steps.size());
     marked_.reserve(marks_at_start / 2);
     offsets_.reserve(marks_at_start);
@@ -155,12 +155,15 @@ class Trace::Impl {
     step_begin_ = std::chrono::duration<double>(Clock::now() - origin_).count();
     step_ = step;
     in_step_ = true;
+    ops::begin_range(fmt::format("step {}", step).c_str());
     recording_ = file_ && std::ranges::find(config_.json_steps, step) != config_.json_steps.end();
   }
 
   void end_step(double tokens, double loss) {
     add(idle, 1, enter(idle));
+    const bool recorded = recording_;
     resolve();
+    if (recorded) json_work_ += work_seconds(row_);
     const Communication communication = std::exchange(communication_, {});
     if (!file_) return;
     rows_.step.push_back(step_);
@@ -202,7 +205,7 @@ class Trace::Impl {
     resolve_all();
     attempt([&] { file_->finish(gather_->gather(rows_)); });
     rows_.clear();
-    if (!spans_.empty()) attempt([&] { write_trace_json(comm_, directory_ + "/trace.json", spans_); });
+    if (!spans_.empty()) attempt([&] { write_trace_json(comm_, directory_ + "/trace.json", spans_, shown_ranks()); });
   }
 
   Summary summarise() {
@@ -240,6 +243,7 @@ class Trace::Impl {
     std::swap(marks_[0], marks_[mark_count_ - 1]);
     mark_count_ = 1;
     marked_.clear();
+    if (in_step_) ops::end_range();
     in_step_ = recording_ = false;
   }
 
@@ -273,6 +277,12 @@ class Trace::Impl {
   Transfers& transfers_of(int phase) { return phase == data ? copies_ : collectives_; }
   bool measures(int phase) const { return phase != data || recording_; }
 
+  /// Collective.
+  std::vector<ShownRank> shown_ranks() {
+    if (!gather_->columns().grouped()) return all_shown(comm_.size());
+    return shown_of_many(layout_, comm_.all_gather(json_work_));
+  }
+
   /// What trace.json shows of the step beside transfers.
   void add_spans() {
     for (const MarkedSpan& marked : marked_) {
@@ -298,11 +308,13 @@ class Trace::Impl {
   Comm& comm_;
   Stream stream_;
   TraceConfig config_;
+  NodeLayout layout_;
   std::string directory_;
   std::unique_ptr<TraceGather> gather_;
   std::unique_ptr<TraceFile> file_;
   TraceRows rows_;  ///< of this rank alone
   std::vector<TraceSpan> spans_;
+  double json_work_ = 0;  ///< work_seconds() of the steps in spans_
   Clock::time_point origin_;
 
   std::vector<Mark> marks_;  ///< the first mark_count_ are recorded

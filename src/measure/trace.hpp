@@ -94,7 +94,8 @@ Trace untraced(Comm& comm, kernels::Stream stream = {});
 /// mean in % of all; then the communication, if there were transfers, and its part between nodes, if there was any.
 std::string timing_table(const Trace::Summary& summary);
 
-/// Measures what is enqueued on the compute stream from construction to destruction, and names it for profilers.
+/// Measures what is enqueued on the compute stream from construction to destruction, and names it for profilers, which
+/// show it inside of its step.
 /// Regions nest; the time of an inner region does not count for the outer one.
 class Region {
  public:

@@ -14,18 +14,27 @@ using Quantities = std::array<double, quantities>;
 
 constexpr int at(Phase phase) { return static_cast<int>(phase); }
 
+using Phases = std::span<const double, Trace::phases>;
+
+// Rounding may leave less than zero.
+
+double step_seconds(Phases phases) {
+  const double all = std::accumulate(phases.begin(), phases.end(), 0.0);
+  return std::max(0.0, all - phases[at(Phase::validation)] - phases[at(Phase::checkpoint)]);
+}
+
+double computing_seconds(Phases phases) {
+  return std::max(0.0, work_seconds(phases) - phases[at(Phase::muon)] - phases[at(Phase::adam)]);
+}
+
 /// The quantities of a rank in a step. `measured`: its measured_numbers.
 Quantities quantities_of(const double* measured) {
+  const Phases phases(measured, Trace::phases);
   Quantities all{};
   std::copy_n(measured, measured_numbers, all.begin());
-  double& step = all[measured_numbers];
-  double& work = all[measured_numbers + 1];
-  double& computing = all[measured_numbers + 2];
-  step = std::accumulate(measured, measured + Trace::phases, 0.0) - measured[at(Phase::validation)] -
-         measured[at(Phase::checkpoint)];
-  work = step - measured[at(Phase::reduce_gradients)] - measured[at(Phase::gather_weights)] - measured[at(Phase::sync)];
-  computing = work - measured[at(Phase::muon)] - measured[at(Phase::adam)];
-  for (double* sum : {&step, &work, &computing}) *sum = std::max(0.0, *sum);  // rounding may leave less
+  all[measured_numbers] = step_seconds(phases);
+  all[measured_numbers + 1] = work_seconds(phases);
+  all[measured_numbers + 2] = computing_seconds(phases);
   return all;
 }
 
@@ -44,6 +53,12 @@ std::string quantity_names() {
   for (int phase = 0; phase < Trace::phases; ++phase)
     names += fmt::format("{},", phase_name(static_cast<Phase>(phase)));
   return names + "communication,communication_between,step,work,computing";
+}
+
+double work_seconds(std::span<const double, Trace::phases> phases) {
+  const double waiting =
+      phases[at(Phase::reduce_gradients)] + phases[at(Phase::gather_weights)] + phases[at(Phase::sync)];
+  return std::max(0.0, step_seconds(phases) - waiting);
 }
 
 TraceColumns::TraceColumns(TraceRanks choice, const NodeLayout& layout)

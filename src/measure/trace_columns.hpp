@@ -39,6 +39,9 @@ inline constexpr std::size_t bytes_of_group =
 /// computing              work without muon and adam
 std::string quantity_names();
 
+/// Seconds of a step in which a rank does not wait for others, the quantity `work`. `phases`: seconds of each phase.
+double work_seconds(std::span<const double, Trace::phases> phases);
+
 class TraceColumns {
  public:
   /// TraceRanks::automatic gives each of so many ranks a column of its own.

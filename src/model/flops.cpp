@@ -13,6 +13,8 @@ Flops::Flops(const Config& config, const ParameterTable& table)
   }
 }
 
+double Flops::per_sequence_6nd(long step) const { return 6 * weights_ * length_at(config_, step); }
+
 double Flops::per_sequence(long step) const {
   const double tokens = length_at(config_, step);
   const Windows windows = windows_at(config_, step);
@@ -27,7 +29,7 @@ double Flops::per_sequence(long step) const {
     const double pairs = reach * (rows - reach / 2);
     attention += 14 * pairs * config_.model.width / pairing;  // 2 GEMMs forward, 5 backward
   }
-  return 6 * weights_ * tokens + attention;
+  return per_sequence_6nd(step) + attention;
 }
 
 }  // namespace nanorun

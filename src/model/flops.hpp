@@ -18,6 +18,9 @@ class Flops {
   /// each element of the matrices and the LM head, plus those of attention within its windows. Attention counts as if
   /// the sequence were one document.
   double per_sequence(long step) const;
+  /// The part of it that does not depend on windows: 6 N D, where N elements of the matrices and the LM head meet D
+  /// tokens (J. Kaplan et al., Scaling Laws for Neural Language Models, 2020).
+  double per_sequence_6nd(long step) const;
 
  private:
   const Config& config_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/base/instantiate.hpp"
+#include "src/measure/profile.hpp"
 
 namespace nanorun {
 
@@ -108,6 +109,7 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
   if (a.input.first) ops::mix_forward<T>(stream_, a.input.first, mixes_.first(a));
   for (const BlockPlan& plan : a.plan) {
     if (hooks.enter) hooks.enter(plan.layer);
+    const NamedRange range(layer_range(plan.layer));
     mlp_.measure_weights(a, plan.layer);
     coefficients_.forward(stream_, a.coefficients, plan.layer, a.layer_input(plan.layer));
     if (config_.model.residual == Residual::unet) {
@@ -127,6 +129,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
   final_norm_backward(a);
   ops::ScaledGradient<T> d_stream;
   for (int layer = config_.model.layers - 1; layer >= 0; --layer) {
+    const NamedRange range(layer_range(layer));
     if (unet) {
       unet_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else {

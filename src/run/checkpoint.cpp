@@ -9,6 +9,8 @@
 #include "src/base/output_file.hpp"
 #include "src/optimizer/rule_traits.hpp"
 #include "src/run/checkpoint_names.hpp"
+#include "src/run/deck_mark.hpp"
+#include "src/run/run_files.hpp"
 #include "src/storage/h5.hpp"
 #include "src/storage/h5_partial.hpp"
 
@@ -61,28 +63,14 @@ std::string cause_of_difference(const CheckpointContents& contents, const std::s
   return texts.empty() ? "" : fmt::format(" ({})", fmt::join(texts, "; "));
 }
 
-/// Whether one run does not have both decks that differ so: in its name, or in what trains, but not in the steps.
-bool tells_runs_apart(const KeyChange& change) {
-  return change.key == "run.name" || (change.role != Role::operates && change.key != "train.steps");
-}
-
-/// A space and a hash, which decks of one run have in common. Empty where the deck is none of this program.
-std::string mark_of(const std::string& deck) {
-  std::string mark;
-  quietly([&] {
-    std::string differences;
-    for (const KeyChange& change : deck_changes(deck, Config{})) {
-      if (tells_runs_apart(change)) differences += change.text + "\n";
-    }
-    mark = fmt::format(" {:016x}", h5::checksum(differences));
-  });
-  return mark;
-}
-
-/// The marks of a file's deck and of those before it, the newest 64.
+/// The marks of a file's deck and of those before it, the newest last.
 std::string marks_of(const CheckpointHeader& header) {
-  const std::string mark = mark_of(header.deck), marks = header.earlier_decks + mark;
-  return marks.substr(marks.size() - std::min(marks.size(), 64 * mark.size()));
+  constexpr std::size_t most = 3700;  // an attribute of HDF5 holds less than 64 KiB
+  const std::string mark = run_mark(header.deck);
+  std::string marks = header.earlier_decks;
+  if (const std::size_t at = marks.find(mark); at != std::string::npos) marks.erase(at, mark.size());
+  marks += mark;
+  return marks.substr(marks.size() - std::min(marks.size(), most * mark.size()));
 }
 
 }  // namespace
@@ -94,7 +82,8 @@ Checkpoints::Checkpoints(Comm& comm, const CheckpointConfig& config, std::string
     : comm_(comm),
       config_(config),
       hints_(parse_mpi_hints(config.mpi_hints).value_or(MpiHints{})),
-      directory_(std::move(directory)) {
+      directory_(std::move(directory)),
+      mark_(run_mark(deck)) {
   header_.deck = std::move(deck);
   header_.model = std::move(model);
 }
@@ -114,28 +103,43 @@ std::vector<std::string> Checkpoints::list() const {
 /// Makes the directory and removes the files of writes that were cut short. A user's file with such a name stays; if
 /// the next write needs the name, the file is renamed.
 void Checkpoints::make_directory(const std::string& next) {
+  if (!CheckpointLink::examine(directory_)) require_known_owner();
   link_.enter(directory_);
   if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
     require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
   make_directories(directory_, ExitCode::checkpoint);
   opened_ = open_directory(directory_, ExitCode::checkpoint);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
-    const std::string path = directory_ + "/" + name;
-    if (is_lock_of_mpi(name)) quietly([&] { remove_file(path, ExitCode::checkpoint); });
+    if (is_lock_of_mpi(name)) quietly([&] { remove_file(directory_ + "/" + name, ExitCode::checkpoint); });
+  }
+  for (const auto& [path, warning] : unfinished(next)) {
+    if (warning.empty()) {
+      remove_file(path, ExitCode::checkpoint);
+      continue;
+    }
+    if (path == next) set_aside(path, ExitCode::checkpoint);
+    if (path == next || kept_.insert(path).second) warn(warning);
+  }
+}
+
+/// `next`: the partial file of the next write, which is renamed if it is not nanorun's.
+std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& next) const {
+  std::vector<Unfinished> found;
+  for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!step_of_unfinished(name)) continue;
+    const std::string path = directory_ + "/" + name;
     bool own = false;  // not where it cannot be read
     quietly([&] { own = !h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint); });
-    const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
-    const char* const it = kind == FileKind::regular ? "the file" : kind_text(kind);
-    if (own) {
-      remove_file(path, ExitCode::checkpoint);
-    } else if (path == next) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept as {}", path, it,
-                       set_aside(path, ExitCode::checkpoint)));
-    } else if (kept_.insert(path).second) {
-      warn(fmt::format("{}: no checkpoint of nanorun's; {} is kept", path, it));
+    std::string warning;
+    if (!own) {
+      const FileKind kind = kind_of_entry(path, ExitCode::checkpoint);
+      warning = fmt::format("{}: no checkpoint of nanorun's; {} is kept", path,
+                            kind == FileKind::regular ? "the file" : kind_text(kind));
+      if (path == next) warning += " as " + free_name(path, ExitCode::checkpoint);
     }
+    found.push_back({path, warning});
   }
+  return found;
 }
 
 /// Throws unless this start of the run or an earlier one may have written the checkpoint.
@@ -147,8 +151,8 @@ void Checkpoints::require_own(const std::string& path) const {
                 fmt::format("{}: a checkpoint of another {}, which this run has not written", path, whose));
   };
   if (found.model != header_.model) refuse("model");
-  const std::string mark = mark_of(found.deck);
-  const bool own = mark == mark_of(header_.deck) || header_.earlier_decks.find(mark) != std::string::npos;
+  const std::string mark = run_mark(found.deck);
+  const bool own = mark == mark_ || header_.earlier_decks.find(mark) != std::string::npos;
   if (mark.empty() || !own) refuse("training");
 }
 
@@ -222,29 +226,30 @@ bool Checkpoints::moved() const {
   return !in_place;
 }
 
-/// Throws where a key names a file that the run would remove.
-void Checkpoints::require_inputs_stay() const {
-  const auto look = [&](const char* key, const std::string& file) {
-    if (!exists(file, ExitCode::checkpoint)) return;
-    const std::string target = canonical_path(file, ExitCode::checkpoint);
-    if (!step_of_unfinished(name_of(target)) || !same_file(directory_of(target), directory_, ExitCode::checkpoint))
-      return;
-    throw checkpoint_error(
-        fmt::format("{} = {}: has the name of an unfinished checkpoint, which the run would remove: "
-                    "rename the file",
-                    key, file));
-  };
-  look("checkpoint.restart", config_.restart);
-  look("checkpoint.weights", config_.weights);
+/// Throws unless the newest checkpoint that can be read has the deck of this start or the one in the run's directory.
+void Checkpoints::require_known_owner() const {
+  Comm alone(MPI_COMM_SELF);
+  const std::vector<std::string> files = list();
+  for (auto path = files.rbegin(); path != files.rend(); ++path) {
+    std::optional<CheckpointHeader> found;
+    quietly([&] { found = read_checkpoint_header(alone, *path); });
+    if (!found) continue;
+    std::optional<std::string> last_deck;
+    quietly([&] { last_deck = text_of_run(directory_of(directory_) + "/deck.toml"); });
+    const std::string mark = run_mark(found->deck);
+    if (found->deck == last_deck) return;
+    if (!mark.empty() && (mark == mark_ || mark == run_mark(last_deck.value_or("")))) return;
+    throw checkpoint_error(fmt::format(
+        "{}: a link to {}, which holds checkpoints of another run, and no lock file there names it: make it a "
+        "link to a directory of this run alone; if they are this run's, start it once with the deck of {}",
+        directory_, canonical_path(directory_, ExitCode::checkpoint), *path));
+  }
 }
 
 void Checkpoints::require_usable_directory() const {
-  if (kind_of_entry(directory_, ExitCode::checkpoint) == FileKind::symlink) {
-    CheckpointLink::examine(directory_);
-  } else {
+  if (!CheckpointLink::examine(directory_)) require_known_owner();
+  if (kind_of_entry(directory_, ExitCode::checkpoint) != FileKind::symlink)
     require_own_place(directory_, FileKind::directory, ExitCode::checkpoint);
-  }
-  require_inputs_stay();
   if (config_.restart != "auto") return;
   const std::vector<std::string> files = list();
   if (!files.empty()) require_file(files.back());
@@ -277,7 +282,7 @@ Progress Checkpoints::load(const std::string& path, const Slabs& slabs) {
   read_tensors(comm_, path, contents.header, slabs);
   restored_file_ = path;
   restored_ = contents.header;
-  const bool same = mark_of(restored_.deck) == mark_of(header_.deck);
+  const bool same = run_mark(restored_.deck) == mark_;
   header_.earlier_decks = same ? restored_.earlier_decks : marks_of(restored_);
   return contents.header.progress;
 }

@@ -54,13 +54,18 @@ class Checkpoints {
   bool moved() const;
 
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
-  /// used (CheckpointLink), a key names one of the unfinished files that a run removes, or no checkpoint but something
-  /// else has the name of the newest one, from which checkpoint.restart = "auto" would go on. Changes nothing.
+  /// used (CheckpointLink) or leads to checkpoints of which nothing says that they are this run's, or no checkpoint but
+  /// something else has the name of the newest one, from which checkpoint.restart = "auto" would go on. Changes
+  /// nothing.
   void require_usable_directory() const;
 
   /// For one rank. Throws Error(checkpoint) where save() could not write the checkpoints: no files can be made in the
   /// directory, or anything but a file stands under the name of an unfinished one that the run needs. Changes nothing.
   void require_free_names(const DueCheckpoints& due) const;
+
+  /// For one rank. What probe() will warn of: files under the names of unfinished checkpoints that nanorun has not
+  /// written, and that it keeps.
+  std::vector<std::string> warnings(const DueCheckpoints& due) const;
 
   /// For one rank. Compares the space that the checkpoints need with what is free, and one file with the limit of this
   /// process. Throws Error(checkpoint); with checkpoint.on_failure = "warn" warns of space.
@@ -103,13 +108,19 @@ class Checkpoints {
 
  private:
   std::string path_of(long step) const;
-  void require_inputs_stay() const;
   std::optional<Progress> choose(const std::vector<Slab<float>>& slabs);
   [[noreturn]] void refuse(const std::string& path, const CheckpointContents& contents) const;
   Progress load(const std::string& path, const std::vector<Slab<float>>& slabs);
   std::optional<Progress> load_newest(const std::vector<std::string>& files, const std::vector<Slab<float>>& slabs);
+  /// What has the name of an unfinished checkpoint.
+  struct Unfinished {
+    std::string path;
+    std::string warning;  ///< why it is kept, and as what; empty where nanorun has written it
+  };
+  std::vector<Unfinished> unfinished(const std::string& next) const;
   void make_directory(const std::string& next);
   void require_own(const std::string& path) const;
+  void require_known_owner() const;
   void name_finished(const std::string& partial, const std::string& path) const;
   void prune(long step);
   Trial try_file(const std::vector<Slab<float>>& slabs, std::uint64_t divisor);
@@ -118,6 +129,7 @@ class Checkpoints {
   const CheckpointConfig& config_;
   const MpiHints hints_;
   std::string directory_;
+  const std::string mark_;      ///< run_mark() of the run's deck
   CheckpointLink link_;         ///< on rank 0
   Descriptor opened_;           ///< on rank 0: the directory of the last save()
   CheckpointHeader header_;     ///< what all files of this run share

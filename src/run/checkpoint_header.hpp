@@ -26,8 +26,8 @@ struct CheckpointHeader {
   std::uint64_t tensors = 0;  ///< number of tensors in the file
   std::uint64_t version = 0;  ///< version of the file's format
   std::string provenance{};   ///< provenance_json() of the run, or empty; written, never read
-  /// A space and 16 hexadecimal digits for each different deck with which the run has trained before, the newest 64.
-  /// Not in files of earlier programs.
+  /// run_mark() of each different deck with which the run has trained before, as many of the newest as an attribute
+  /// holds. Not in files of earlier programs.
   std::string earlier_decks{};
 };
 

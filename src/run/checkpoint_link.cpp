@@ -49,7 +49,7 @@ Error taken(const std::string& directory, const std::string& target, const std::
 Error in_use(const std::string& directory, const std::string& target, const std::string& holder) {
   const std::string name = holder.substr(0, holder.find(checkpoints_of));
   return {code, fmt::format("{}: a link to {}, which is in use by {}", directory, target,
-                            name.empty() ? "another job" : name)};
+                            is_blank_lock(name) ? "another job" : name)};
 }
 
 /// Throws where the target belongs to another run, or did.
@@ -81,8 +81,7 @@ std::string target_of(const std::string& directory) {
 /// Throws where the target is not free for this run.
 void require_own(const std::string& directory, const std::string& target, const std::string& own_run) {
   const std::string text = lock_text(target);
-  if (!text.empty() && !is_lock_text(text))
-    throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
+  if (!may_be_lock(text)) throw Error(code, target + lock_name + ": is not the lock file of a run; move it away");
   if (kind_of_entry(target + lock_name, code) != FileKind::absent)
     with_remedy("allow it (chmod, chattr), or link checkpoints to another directory",
                 [&] { require_writable(target + lock_name, code); });
@@ -91,9 +90,11 @@ void require_own(const std::string& directory, const std::string& target, const 
 
 }  // namespace
 
-void CheckpointLink::examine(const std::string& directory) {
-  if (kind_of_entry(directory, code) != FileKind::symlink) return;
-  require_own(directory, target_of(directory), canonical_path(directory_of(directory), code));
+bool CheckpointLink::examine(const std::string& directory) {
+  if (kind_of_entry(directory, code) != FileKind::symlink) return true;
+  const std::string target = target_of(directory);
+  require_own(directory, target, canonical_path(directory_of(directory), code));
+  return !is_blank_lock(lock_text(target));
 }
 
 std::string run_with_checkpoints_in(const std::string& directory) {

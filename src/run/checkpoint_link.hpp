@@ -21,8 +21,9 @@ class CheckpointLink {
   /// checkpoints of another run, or where another job holds the lock.
   void enter(const std::string& directory);
 
-  /// Throws what enter() would throw. Takes no lock and changes nothing.
-  static void examine(const std::string& directory);
+  /// Throws what enter() would throw. Takes no lock and changes nothing. Returns false where `directory` is a link and
+  /// no lock file says whose the directory behind it is.
+  static bool examine(const std::string& directory);
 
  private:
   std::string locked_;  ///< canonical path of the directory

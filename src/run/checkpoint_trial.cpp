@@ -18,7 +18,8 @@ using Slabs = std::vector<Slab<float>>;
 }  // namespace
 
 void Checkpoints::require_free_names(const DueCheckpoints& due) const {
-  require_possible_directory(directory_, ExitCode::checkpoint);
+  const char* const remedy = "allow it (chmod, chattr), or change run.name or run.outputs";
+  with_remedy(remedy, [&] { require_possible_directory(directory_, ExitCode::checkpoint); });
   const auto needs = [&](long step) {
     const bool between = config_.every > 0 && step % config_.every == 0 && step > due.after && step < due.last;
     return step == due.last || (due.directory_stays && between);
@@ -32,6 +33,18 @@ void Checkpoints::require_free_names(const DueCheckpoints& due) const {
     require_own_place(path, FileKind::regular, ExitCode::checkpoint);
     require_movable(path, ExitCode::checkpoint);
   }
+  const std::string obstacle = obstacle_to_renaming(partial_of(path_of(due.last)), ExitCode::checkpoint);
+  if (obstacle.empty()) return;
+  throw checkpoint_error(
+      fmt::format("{}: no checkpoint could be renamed or removed there: {}: {}", directory_, obstacle, remedy));
+}
+
+std::vector<std::string> Checkpoints::warnings(const DueCheckpoints& due) const {
+  std::vector<std::string> lines;
+  for (const auto& [path, warning] : unfinished(partial_of(path_of(due.last)))) {
+    if (!warning.empty()) lines.push_back(warning);
+  }
+  return lines;
 }
 
 void Checkpoints::probe(const DueCheckpoints& due, const Slabs& slabs) {

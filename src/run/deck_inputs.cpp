@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <functional>
 #include <map>
 
 #include "src/base/error.hpp"
@@ -13,43 +11,54 @@ namespace nanorun {
 
 namespace {
 
-/// Absolute paths of files. A file's own name may be a link, which stays one.
-class EntryPaths {
+/// What a start does to files. What cannot be looked at is left to whoever reads it.
+class FateOfFiles {
  public:
-  std::string operator()(const std::string& path) {
-    const std::string folder = directory_of(path);
-    const auto [found, is_new] = folders_.try_emplace(folder);
-    if (is_new) found->second = canonical_path(folder, ExitCode::usage);
-    return found->second + "/" + name_of(path);
+  explicit FateOfFiles(const Fate& fate) : fate_(fate) {}
+
+  std::string operator()(const std::string& file) {
+    std::string found;
+    quietly([&] {
+      const Folder& folder = look_at(directory_of(file));
+      found = folder.fate;
+      if (found.empty()) found = fate_(folder.path + "/" + name_of(file));
+      if (found.empty() && kind_of_entry(file, ExitCode::usage) == FileKind::symlink) found = fate_on_the_way(file);
+    });
+    return found;
   }
 
  private:
-  std::map<std::string, std::string> folders_;
+  struct Folder {
+    std::string path;  ///< without links
+    std::string fate;
+  };
+
+  /// Many shards lie in few folders.
+  const Folder& look_at(const std::string& folder) {
+    const auto [found, is_new] = folders_.try_emplace(folder);
+    if (is_new) found->second = {canonical_path(folder, ExitCode::usage), fate_on_the_way(folder)};
+    return found->second;
+  }
+
+  std::string fate_on_the_way(const std::string& path) const {
+    std::string found;
+    for (const std::string& entry : entries_on_the_way(path, ExitCode::usage)) {
+      if (found.empty()) found = fate_(entry);
+    }
+    return found;
+  }
+
+  const Fate& fate_;
+  std::map<std::string, Folder> folders_;
 };
 
-/// Calls refuse(key, file) for the first input of which an absolute path matches: its own, or the one of the file to
-/// which it is a link. What cannot be looked at is left to whoever reads it.
-void look_at_inputs(const Config& config, const std::function<bool(const std::string& path)>& matches,
-                    const std::function<void(const char* key, const std::string& file)>& refuse) {
-  EntryPaths entry_path;
-  const auto is_match = [&](const std::string& file) {
-    bool match = false;
-    quietly([&] {
-      match = matches(entry_path(file)) || (kind_of_entry(file, ExitCode::usage) == FileKind::symlink &&
-                                            matches(canonical_path(file, ExitCode::usage)));
-    });
-    return match;
-  };
-  for (const auto& [key, patterns] : deck_inputs(config)) {
-    for (const std::string& pattern : patterns) {
-      std::vector<std::string> files = {pattern};
-      quietly([&] {
-        if (!exists(pattern, ExitCode::usage)) files = glob_paths(pattern, ExitCode::usage);
-      });
-      const auto found = std::ranges::find_if(files, is_match);
-      if (found != files.end()) refuse(key, *found);
-    }
-  }
+/// The files that a pattern of shards names, or the path itself.
+std::vector<std::string> files_of(const std::string& pattern) {
+  std::vector<std::string> files = {pattern};
+  quietly([&] {
+    if (!exists(pattern, ExitCode::usage)) files = glob_paths(pattern, ExitCode::usage);
+  });
+  return files;
 }
 
 }  // namespace
@@ -64,26 +73,16 @@ std::vector<DeckInputs> deck_inputs(const Config& config) {
   return inputs;
 }
 
-void require_inputs_outside(const Config& config, const std::string& directory) {
-  const std::string above = canonical_path(directory, ExitCode::usage) + "/";
-  const auto lies_inside = [&](const std::string& path) { return path.starts_with(above); };
-  look_at_inputs(config, lies_inside, [&](const char* key, const std::string& file) {
-    throw Error(ExitCode::usage, fmt::format("{}: {} names it, but this start would rename {} with all that is in it: "
-                                             "move the file out of there, or change run.name",
-                                             file, key, directory));
-  });
-}
-
-void require_inputs_apart(const Config& config, std::span<const std::string> written) {
-  EntryPaths entry_path;
-  std::vector<std::string> paths;
-  std::ranges::transform(written, std::back_inserter(paths), std::ref(entry_path));
-  const auto is_written = [&](const std::string& path) { return std::ranges::find(paths, path) != paths.end(); };
-  look_at_inputs(config, is_written, [&](const char* key, const std::string& file) {
-    throw Error(ExitCode::usage, fmt::format("{}: {} names it, but the run writes a file of this name: move the file "
-                                             "elsewhere, or change run.name",
-                                             file, key));
-  });
+void require_inputs_stay(const Config& config, const Fate& fate) {
+  FateOfFiles fate_of(fate);
+  for (const auto& [key, patterns] : deck_inputs(config)) {
+    for (const std::string& pattern : patterns) {
+      for (const std::string& file : files_of(pattern)) {
+        const std::string found = fate_of(file);
+        if (!found.empty()) throw Error(ExitCode::usage, fmt::format("{}: {} names it, but {}", file, key, found));
+      }
+    }
+  }
 }
 
 }  // namespace nanorun

@@ -1,7 +1,7 @@
 #pragma once
 // The files that a deck names for reading: shards, prefix table and checkpoints.
 
-#include <span>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,12 +18,11 @@ struct DeckInputs {
 /// Keys without files are left out.
 std::vector<DeckInputs> deck_inputs(const Config& config);
 
-/// For one rank. Throws Error(usage) where an input lies in `directory`, which a start would give another name. Changes
-/// nothing.
-void require_inputs_outside(const Config& config, const std::string& directory);
+/// What a start does to what has an absolute path, for a message; empty where it stays.
+using Fate = std::function<std::string(const std::string& path)>;
 
-/// For one rank. Throws Error(usage) where an input has one of the paths that a start writes or clears. Changes
-/// nothing.
-void require_inputs_apart(const Config& config, std::span<const std::string> written);
+/// For one rank. Throws Error(usage) where a start would rename, replace or remove an input, a link by which the deck
+/// names it, or a directory on the way there. Changes nothing.
+void require_inputs_stay(const Config& config, const Fate& fate);
 
 }  // namespace nanorun

@@ -1,5 +1,6 @@
 #include "src/run/dry_run.hpp"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +23,10 @@ namespace {
 
 /// Remarks on groups of tensors, on the weights to begin with, and on the data: warnings, and how packed documents fill
 /// the steps.
-std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const DryRunStart& start) {
+std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const DryRunStart& start,
+                                    const DataRemarks& data) {
   std::vector<std::string> lines = group_warnings(config, table);
-  lines.insert(lines.end(), start.lines.begin(), start.lines.end());
-  for (std::string& line : data_warnings(config, start.data)) lines.push_back(std::move(line));
+  for (const auto* const more : {&start.lines, &data.lines}) lines.insert(lines.end(), more->begin(), more->end());
   return lines;
 }
 
@@ -61,7 +62,8 @@ void plan_training(const Config& config, const DryRun& dry_run) {
     plan.step_error = machine.largest_error;
   }
   const DryRunStart start = plan_start(config, dry_run.ranks, table);
-  const std::vector<std::string> remarks = remarks_on(config, table, start);
+  const DataRemarks data = data_remarks(config, start.data);
+  const std::vector<std::string> remarks = remarks_on(config, table, start, data);
   if (dry_run.format == PlanFormat::json) {
     write_output(plan_json(config, table, plan, remarks));
   } else {
@@ -71,7 +73,8 @@ void plan_training(const Config& config, const DryRun& dry_run) {
   }
   const std::string shortage = memory_shortage(config, plan.memory, plan.available);
   if (!shortage.empty()) throw Error(ExitCode::usage, shortage);
-  if (start.refusal) throw *start.refusal;
+  for (const std::optional<Error>& refusal : {data.refusal, start.refusal})
+    if (refusal) throw *refusal;
 }
 
 }  // namespace nanorun

@@ -82,12 +82,15 @@ void plan(const Config& config, int ranks, const ParameterTable& table, DryRunSt
   const auto look_for_earlier = [&] { continuation = plan_continuation(alone, config, table, checkpoints, start); };
   if (!passes_or_warns(start, look_for_earlier, ExitCode::output)) return;
   if (!continuation.complete) paths.require_free_stop_file();
-  paths.require_free_files(config, ranks, continuation);
-  if (unlocked) describe_files(paths, config, continuation, checkpoints.restored().progress.step, start);
+  const long first_step = checkpoints.restored().progress.step;
+  paths.require_free_files(config, ranks, continuation, first_step);
+  if (unlocked) describe_files(paths, config, continuation, first_step, start);
   if (continuation.complete) return;
-  const DueCheckpoints due{
-      .after = checkpoints.restored().progress.step, .last = config.train.steps, .directory_stays = continuation.here};
+  const DueCheckpoints due{.after = first_step, .last = config.train.steps, .directory_stays = continuation.here};
   checkpoints.require_free_names(due);
+  if (unlocked) {
+    for (const std::string& line : checkpoints.warnings(due)) start.lines.push_back("warning: " + line);
+  }
   passes_or_warns(start, [&] { checkpoints.require_space(due, stored_slabs(config, table)); });
 }
 

@@ -9,6 +9,7 @@
 #include "src/base/text.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/trace_datasets.hpp"
+#include "src/run/deck_mark.hpp"
 #include "src/run/run_files.hpp"
 #include "src/run/summary.hpp"
 
@@ -25,6 +26,7 @@ struct Remains {
   bool cut_short = false;  ///< there is no summary.json, or it tells that the disk had no space left
   long finished_at = 0;    ///< steps of the finished run that summary.json describes; 0 if it describes none
   bool finished = false;
+  std::optional<std::uint64_t> deck_mark;  ///< training_mark() of the deck that made the metrics, if they tell
 };
 
 bool has_own_deck(const std::string& path) {
@@ -40,11 +42,12 @@ std::optional<Remains> look(const std::string& directory, const Checkpoints& che
   std::optional<std::string> summary = text_of_run(directory + "/summary.json");
   if (summary && (!is_summary(*summary) || is_of_no_step(*summary))) summary.reset();
   // Whole files are read only where nothing smaller tells.
-  const bool begun =
-      found || summary || traced_steps(directory + "/trace.h5") > 0 || recorded_steps(directory + "/metrics.jsonl") > 0;
+  const RecordedRun recorded = found || summary ? RecordedRun{} : recorded_run(directory + "/metrics.jsonl");
+  const bool begun = found || summary || recorded.step > 0 || traced_steps(directory + "/trace.h5") > 0;
   if (!begun && !has_own_deck(deck_file)) return std::nullopt;
   Remains remains;
   remains.begun = begun;
+  remains.deck_mark = recorded.deck_mark;
   remains.deck = found ? checkpoints.restored().deck : text_of_run(deck_file).value_or("");
   remains.deck_file = found ? checkpoints.restored_file() : deck_file;
   remains.summary = summary.has_value();
@@ -77,6 +80,20 @@ std::vector<std::string> differences(const Remains& remains, const Config& confi
   return texts;
 }
 
+/// Whether the deck in the directory has made the figures there. Somebody may have changed it since.
+bool has_made_its_figures(const std::string& directory, const Remains& remains) {
+  if (remains.deck_mark) return *remains.deck_mark == training_mark(remains.deck);
+  // Earlier programs leave no mark, but go on writing behind the deck.
+  const auto changed = [&](const char* name) {
+    const std::string path = directory + name;
+    if (!exists(path, ExitCode::output)) return std::pair<std::int64_t, std::int64_t>{};
+    const FileState state = state_of(path, ExitCode::output);
+    return std::pair{state.seconds, state.nanoseconds};
+  };
+  return has_own_deck(remains.deck_file) &&
+         changed("/deck.toml") <= std::max(changed("/metrics.jsonl"), changed("/trace.h5"));
+}
+
 }  // namespace
 
 Continuation examine_earlier_run(const std::string& directory, const Config& config, const Checkpoints& checkpoints,
@@ -98,7 +115,9 @@ Continuation examine_earlier_run(const std::string& directory, const Config& con
   if (remains->finished_at == config.train.steps) return {.here = true, .complete = true};
   // Where there is a summary but no checkpoint, the checkpoints are gone.
   if (!found && remains->summary) return {};
-  return {.here = true, .again = !found && remains->begun};
+  const bool again = !found && remains->begun;
+  if (again && !has_made_its_figures(directory, *remains)) return {};
+  return {.here = true, .again = again};
 }
 
 void require_steps_ahead(const Checkpoints& checkpoints, const Config& config) {

@@ -18,6 +18,9 @@ bool is_lock_text(std::string_view text);
 /// Whether a lock file holds no text, or zeros, as a crash may leave it before its text is on disk.
 inline bool is_blank_lock(std::string_view text) { return text.find_first_not_of('\0') == text.npos; }
 
+/// Whether a lock file may hold the text: that of one, or none.
+inline bool may_be_lock(std::string_view text) { return is_blank_lock(text) || is_lock_text(text); }
+
 /// Stands before the run's directory in the lock file of a directory of checkpoints behind a link.
 inline constexpr const char* checkpoints_of = "; checkpoints of ";
 

@@ -29,10 +29,7 @@ double age_of(const std::string& path) {
          1e-9 * static_cast<double>(now.nanoseconds - written.nanoseconds);
 }
 
-bool is_lock(const std::string& path) {
-  const std::string text = text_of_run(path).value_or("");
-  return is_blank_lock(text) || is_lock_text(text);
-}
+bool is_lock(const std::string& path) { return may_be_lock(text_of_run(path).value_or("")); }
 
 /// Whether the file is there. A network file system may show it to other nodes a little later.
 bool appears(const std::string& path) {
@@ -142,11 +139,11 @@ void RunDirectory::require_appearance(const std::string& mark) const {
                           own, path()));
 }
 
-void RunDirectory::require_free(const Config& config, const Continuation& continuation) {
+void RunDirectory::require_free(const Config& config, const Continuation& continuation, long first_step) {
   comm_.together([&] {
     if (!comm_.root()) return;
     if (!continuation.complete) paths_.require_free_stop_file();
-    paths_.require_free_files(config, comm_.size(), continuation);
+    paths_.require_free_files(config, comm_.size(), continuation, first_step);
   });
 }
 
@@ -155,25 +152,29 @@ std::vector<std::string> RunDirectory::begin(const Config& config, Start start, 
   comm_.together([&] {
     if (!comm_.root()) return;
     if (remove_earlier_stop_file(seconds)) lines.push_back("removed the stop file of an earlier stop: " + stop_file());
-    if (start == Start::anew && paths_.holds_a_run()) {
-      const bool asked_to_stop = exists(stop_file(), ExitCode::output);
-      const std::string kept = set_aside(path(), ExitCode::output);
-      lines.push_back("an earlier run of this name is kept as " + kept);
-      if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
-        warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
-                         checkpoints(), kept));
-      make_directories(path(), ExitCode::output);
-      lock();  // beside that of the old directory, for which another job may still be waiting
-      // The stop file may have gone with the old directory.
-      if (asked_to_stop && !exists(stop_file(), ExitCode::output)) {
-        make_directories(directory_of(stop_file()), ExitCode::output);
-        create_file(stop_file(), ExitCode::output);
-      }
-    }
+    // Another job may begin and end a run there before this one has the lock of the new directory.
+    while (start == Start::anew && paths_.holds_a_run()) lines.push_back(keep_earlier_run());
     keep_foreign_files(config);
     made_ = made_lock_ = no_checkpoints_ = false;
   });
   return lines;
+}
+
+/// Gives the directory another name and makes a new one. Returns a line for the log.
+std::string RunDirectory::keep_earlier_run() {
+  const bool asked_to_stop = exists(stop_file(), ExitCode::output);
+  const std::string kept = set_aside(path(), ExitCode::output);
+  if (kind_of_entry(kept + "/checkpoints", ExitCode::output) == FileKind::symlink)
+    warn(fmt::format("{}: the link went to {} with the earlier run; this run writes into a plain directory",
+                     checkpoints(), kept));
+  make_directories(path(), ExitCode::output);
+  lock();  // beside that of the old directory, for which another job may still be waiting
+  // The stop file may have gone with the old directory.
+  if (asked_to_stop && !exists(stop_file(), ExitCode::output)) {
+    make_directories(directory_of(stop_file()), ExitCode::output);
+    create_file(stop_file(), ExitCode::output);
+  }
+  return "an earlier run of this name is kept as " + kept;
 }
 
 /// A stop file of the last run would end this one at once. Whoever makes one while this run starts wants it to stop.
@@ -183,10 +184,12 @@ bool RunDirectory::remove_earlier_stop_file(double seconds) const {
   return true;
 }
 
-/// Also removes what writes of an earlier start that were cut short have left.
+/// Also removes what writes of an earlier start that were cut short have left. A file that grows is looked at when it
+/// is opened.
 void RunDirectory::keep_foreign_files(const Config& config) const {
-  for (const auto& [path, is_own] : paths_.places(config, {.here = true}))
-    clear_own_place(path, ExitCode::output, is_own);
+  for (const RunPaths::Place& place : paths_.places(config, {.here = true})) {
+    if (place.partial || !place.file.grows) clear_own_place(place.path, ExitCode::output, place.is_own);
+  }
   for (const RunFile& one : run_files()) {
     const std::string partial = partial_of(file(one.name));
     if (kind_of_entry(partial, ExitCode::output) == FileKind::regular) remove_file(partial, ExitCode::output);
@@ -200,15 +203,12 @@ bool RunDirectory::keep() {
     if (!taken && locks_.back().in_place()) return false;
     const bool same = !taken && names_file(path(), opened_, ExitCode::output);
     if (same) clear_own_place(paths_.lock(), ExitCode::output, is_lock);
-    // Whoever runs there, or did, has left a lock file.
-    if (taken || has_file(paths_.lock(), ExitCode::output)) {
+    // Whoever runs there, or did, has left a lock file, perhaps only just now.
+    if (taken || has_file(paths_.lock(), ExitCode::output) || !lock_again()) {
       move_beside();
-    } else if (same) {
-      lock();
-      warn(fmt::format("{}: was removed while the run goes on; made again", paths_.lock()));
-      anew = false;
     } else {
-      make_again();
+      warn(fmt::format("{}: was removed while the run goes on; made again", same ? paths_.lock() : path()));
+      anew = !same;
     }
     OwnDirectory::make(heartbeats(), ExitCode::output);
   } catch (const Error& error) {
@@ -226,17 +226,18 @@ bool RunDirectory::is_taken() const {
          kind_of_entry(path(), ExitCode::output) != FileKind::absent;
 }
 
-void RunDirectory::make_again() {
+/// Makes and locks the directory. Returns whether no other job has locked it before.
+bool RunDirectory::lock_again() {
   make_directories(path(), ExitCode::output);
   lock();
-  warn(fmt::format("{}: was removed while the run goes on; made again", path()));
+  return !locks_.back().was_used();
 }
 
 /// Nothing of the other run is touched.
 void RunDirectory::move_beside() {
-  paths_.move_to(free_name(path(), ExitCode::output));
-  make_directories(path(), ExitCode::output);
-  lock();
+  do {
+    paths_.move_to(free_name(path(), ExitCode::output));
+  } while (!lock_again());
   displaced_ = true;
 }
 

@@ -40,7 +40,7 @@ class RunDirectory {
 
   /// Collective. Throws, on all ranks alike, the errors of RunPaths where something stands in the place of the stop
   /// file or of the run's own files.
-  void require_free(const Config& config, const Continuation& continuation);
+  void require_free(const Config& config, const Continuation& continuation, long first_step);
 
   /// How a run takes over the directory.
   enum class Start { resumed, anew };
@@ -68,12 +68,13 @@ class RunDirectory {
  private:
   void lock();
   bool is_taken() const;
-  void make_again();
+  bool lock_again();
   void move_beside();
   void require_in_sight();
   void require_appearance(const std::string& mark) const;
   void remove_unused();
   bool remove_earlier_stop_file(double seconds) const;
+  std::string keep_earlier_run();
   void keep_foreign_files(const Config& config) const;
 
   Comm& comm_;

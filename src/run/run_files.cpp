@@ -26,11 +26,11 @@ bool is_summary_file(const std::string& path) { return is_summary(text_of_run(pa
 
 std::array<RunFile, 6> run_files() {
   return {{{.name = "deck.toml", .grows = false, .is_own = is_deck},
-           {.name = "log.txt", .grows = true, .is_own = is_log},
-           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics, .warning = metrics_warning},
            {.name = "summary.json", .grows = false, .is_own = is_summary_file},
            {.name = "trace.h5", .grows = false, .is_own = is_trace, .warning = trace_warning},
-           {.name = "trace.json", .grows = false, .is_own = is_trace_json}}};
+           {.name = "trace.json", .grows = false, .is_own = is_trace_json},
+           {.name = "metrics.jsonl", .grows = true, .is_own = is_metrics, .warning = metrics_warning},
+           {.name = "log.txt", .grows = true, .is_own = is_log}}};
 }
 
 RunFile run_file(std::string_view name) {
@@ -54,14 +54,13 @@ bool is_own_partial(const RunFile& file, const std::string& partial) {
 }
 
 std::optional<std::string> text_of_run(const std::string& path) {
-  constexpr std::uint64_t max_bytes = 1u << 30;
   require_own_place(path, FileKind::regular, ExitCode::output);
   if (!exists(path, ExitCode::output)) return std::nullopt;
   const std::uint64_t bytes = file_size(path, ExitCode::output);
-  if (bytes > max_bytes)
+  if (bytes > max_run_file)
     throw Error(ExitCode::output,
                 fmt::format("{}: {} bytes are too many for a file of a run: move it away", path, bytes));
-  return read_text(path, max_bytes, ExitCode::output);
+  return read_text(path, max_run_file, ExitCode::output);
 }
 
 }  // namespace nanorun

@@ -20,6 +20,7 @@ struct RunFile {
   std::string (*warning)(const std::string& path, long first_step) = nullptr;
 };
 
+/// In the order in which a start makes their places free.
 std::array<RunFile, 6> run_files();
 
 /// run_files() of this name.

@@ -12,6 +12,7 @@
 #include "src/base/output_file.hpp"
 #include "src/comm/heartbeat_files.hpp"
 #include "src/run/checkpoint_link.hpp"
+#include "src/run/checkpoint_names.hpp"
 #include "src/run/deck_inputs.hpp"
 #include "src/run/lock_text.hpp"
 #include "src/run/run_files.hpp"
@@ -152,7 +153,7 @@ void RunPaths::require_usable() const {
     return text_of_run(lock());
   });
   if (!holder) return;
-  if (!is_blank_lock(*holder) && !is_lock_text(*holder))
+  if (!may_be_lock(*holder))
     throw Error(ExitCode::output, lock() + ": is not the lock file of a run; move it, or change run.name");
   with_remedy(remedy, [&] { require_writable(lock(), ExitCode::output); });
 }
@@ -238,20 +239,43 @@ void RunPaths::require_movable() const {
                                             path_, obstacle));
 }
 
-void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation) const {
-  if (is_set_aside(continuation)) {
-    require_inputs_outside(config, path_);
-    return require_movable();
-  }
-  std::vector<std::string> written;
+void RunPaths::require_free_files(const Config& config, int ranks, const Continuation& continuation,
+                                  long first_step) const {
+  require_inputs_stay(config, continuation, first_step);
+  if (is_set_aside(continuation)) return require_movable();
   for (const RunFile& one : run_files()) {
-    written.push_back(partial_of(file(one.name)));
-    if (!is_written(config, one, continuation)) continue;
-    with_remedy(remedy, [&] { require_free_file(file(one.name), one); });
-    written.push_back(file(one.name));
+    if (is_written(config, one, continuation)) with_remedy(remedy, [&] { require_free_file(file(one.name), one); });
   }
-  require_inputs_apart(config, written);
   if (!continuation.complete) HeartbeatFiles(heartbeats()).require_free(ranks);
+}
+
+/// Throws where the deck names a file that would no longer be there.
+void RunPaths::require_inputs_stay(const Config& config, const Continuation& continuation, long first_step) const {
+  const std::string own = canonical_path(path_, ExitCode::output);
+  const bool is_moved = is_set_aside(continuation);
+  const auto is_written_as = [&](const std::string& name) {
+    return std::ranges::any_of(run_files(), [&](const RunFile& one) {
+      return name == partial_of(one.name) || (name == one.name && is_written(config, one, continuation));
+    });
+  };
+  const auto fate_of_checkpoint = [&](const std::string& path) -> std::string {
+    const std::string name = name_of(path);
+    const bool is_unfinished = step_of_unfinished(name) || is_lock_of_mpi(name);
+    const bool is_newer = !is_moved && step_of(name).value_or(0) > first_step;
+    if (continuation.complete || (!is_unfinished && !is_newer)) return "";
+    if (!same_file(directory_of(path), checkpoints(), ExitCode::output)) return "";
+    if (is_unfinished)
+      return fmt::format("the run removes or renames unfinished checkpoints, as {}: rename the file", path);
+    return fmt::format("the run goes on from step {} and renames {}: move the file elsewhere", first_step, path);
+  };
+  nanorun::require_inputs_stay(config, [&](const std::string& path) -> std::string {
+    if (is_moved && path.starts_with(own + "/"))
+      return fmt::format(
+          "this start would rename {} with all that is in it: move the file out of there, or change run.name", path_);
+    if (!is_moved && directory_of(path) == own && is_written_as(name_of(path)))
+      return "the run writes a file of this name: move the file elsewhere, or change run.name";
+    return fate_of_checkpoint(path);
+  });
 }
 
 bool RunPaths::is_set_aside(const Continuation& continuation) const {
@@ -264,11 +288,10 @@ std::vector<std::string> RunPaths::warnings(const Config& config, const Continua
   const auto add = [&](std::string line) {
     if (!line.empty()) lines.push_back(std::move(line));
   };
-  for (const auto& [path, is_own] : places(config, continuation)) add(foreign_warning(path, ExitCode::output, is_own));
-  for (const RunFile& one : run_files()) {
-    if (continuation.complete || !needs(config, one) || !one.warning) continue;
-    if (foreign_warning(file(one.name), ExitCode::output, one.is_own).empty())
-      add(one.warning(file(one.name), first_step));
+  for (const Place& place : places(config, continuation)) {
+    const std::string foreign = foreign_warning(place.path, ExitCode::output, place.is_own);
+    add(foreign);
+    if (foreign.empty() && !place.partial && place.file.warning) add(place.file.warning(place.path, first_step));
   }
   return lines;
 }
@@ -277,9 +300,9 @@ std::vector<RunPaths::Place> RunPaths::places(const Config& config, const Contin
   std::vector<Place> places;
   for (const RunFile& one : run_files()) {
     const std::string path = file(one.name), partial = partial_of(path);
-    if (is_written(config, one, continuation)) places.push_back({path, one.is_own});
+    if (is_written(config, one, continuation)) places.push_back({path, one.is_own, one});
     if (!continuation.complete && kind_of_entry(partial, ExitCode::output) == FileKind::regular)
-      places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }});
+      places.push_back({partial, [one](const std::string& rest) { return is_own_partial(one, rest); }, one, true});
   }
   return places;
 }

@@ -10,6 +10,7 @@
 #include "src/base/files_own.hpp"
 #include "src/config/config.hpp"
 #include "src/run/earlier_run.hpp"
+#include "src/run/run_files.hpp"
 
 namespace nanorun {
 
@@ -48,14 +49,16 @@ class RunPaths {
   /// itself writes; Error(output) where something is there that a run may not remove.
   void require_free_stop_file() const;
   /// Throws Error(output) where anything but a file that the run may write stands under a name that the run on so many
-  /// ranks needs. What the run sets aside before it writes is no obstacle. Throws Error(usage) where the start would
-  /// rename or replace a file that the deck names.
-  void require_free_files(const Config& config, int ranks, const Continuation& continuation) const;
+  /// ranks needs. What the run sets aside before it writes is no obstacle. Throws Error(usage) where a start that goes
+  /// on behind `first_step` steps would rename, replace or remove a file that the deck names.
+  void require_free_files(const Config& config, int ranks, const Continuation& continuation, long first_step) const;
 
   /// The place of a file, as clear_own_place() takes it.
   struct Place {
     std::string path;
     IsOwn is_own;
+    RunFile file;
+    bool partial = false;  ///< it is the partial file of `file`
   };
   /// The places of the files that the run writes, and of partial files that are there.
   std::vector<Place> places(const Config& config, const Continuation& continuation) const;
@@ -73,6 +76,7 @@ class RunPaths {
   void require_no_checkpoints_of_others() const;
   void require_movable() const;
   bool is_own_file(const std::string& path) const;
+  void require_inputs_stay(const Config& config, const Continuation& continuation, long first_step) const;
 
   std::string path_;
   std::string stop_file_;

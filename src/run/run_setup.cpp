@@ -6,6 +6,7 @@
 
 #include "src/base/files.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/run/deck_mark.hpp"
 #include "src/run/earlier_run.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/log_lines.hpp"
@@ -42,7 +43,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   const std::string provenance_attribute = provenance_json(provenance, max_provenance_attribute);
   checkpoints.set_provenance(provenance_attribute);
   if (!complete) check_data();
-  directory.require_free(config, {.here = continues_here, .complete = complete});
+  directory.require_free(config, {.here = continues_here, .complete = complete}, progress.step);
   if (!complete) {
     check_outputs();
     take_over_directory();
@@ -52,7 +53,7 @@ RunSetup::RunSetup(Context& context_, const Config& config_)
   }
   comm.together([&] {
     if (!comm.root()) return;
-    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step);
+    if (!complete) metrics.open(directory.file("metrics.jsonl"), progress.step, training_mark(to_toml(config)));
     log.open(directory.file("log.txt"));
   });
   comm.set_log(directory.file("log.txt"));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/config/schedule.hpp"
+#include "src/measure/trace_columns.hpp"
 #include "src/run/log_lines.hpp"
 
 namespace nanorun {
@@ -25,11 +26,12 @@ std::uint64_t peak_memory_bytes() {
 
 }  // namespace
 
-StepRecords::StepRecords(RunSetup& run, const GpuMonitor& gpus)
+StepRecords::StepRecords(RunSetup& run, const GpuMonitor& gpus, EnergyMeter& energy)
     : run_(run),
       context_(run.context),
       config_(run.config),
       gpus_(gpus),
+      energy_(energy),
       flops_(config_, run.learner.table),
       first_step_(run.progress.step),
       time_left_(config_, static_cast<std::int64_t>(run.data.validation_starts.size()) * config_.validation.length,
@@ -49,6 +51,7 @@ void StepRecords::record_step(const Progress& progress, double seconds, double g
   const auto tokens = static_cast<double>(step_tokens(config_, step));
   const double flops = config_.train.sequences * flops_.per_sequence(step);
   run_flops_ += flops;
+  run_6nd_ += config_.train.sequences * flops_.per_sequence_6nd(step);
   sent_ += sent;
   StepMetrics metrics{.step = done,
                       .loss = progress.train_loss,
@@ -118,6 +121,9 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   summary.run_seconds = run_seconds_;
   summary.run_tokens = tokens_before(config_, progress.step) - tokens_before(config_, first_step_);
   summary.mfu = mfu(run_flops_, run_seconds_);
+  summary.mfu_6nd = mfu(run_6nd_, run_seconds_);
+  summary.peak_flops = context_.peak_flops();
+  summary.energy = energy_.sum();
   summary.time_to_first_step = time_to_first_step_;
   summary.sent = most_sent();
   const std::uint64_t memory = peak_memory_bytes();
@@ -126,6 +132,8 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   context_.sample_device_memory();
   summary.peak_device_memory = comm.all_reduce(context_.peak_device_memory(), Reduce::max);
   summary.gpus = gpus_.records();
+  const TraceColumns columns(config_.trace.ranks, run_.learner.tensor_comm.layout());
+  if (columns.grouped()) summary.gpu_groups = group_gpus(summary.gpus, columns);
   summary.gpu_looks = gpus_.looks();
   summary.stopped_by = stopped_by;
   summary.phases = run_.trace->summarise();

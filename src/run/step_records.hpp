@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/comm/traffic.hpp"
+#include "src/measure/energy.hpp"
 #include "src/measure/gpu_monitor.hpp"
 #include "src/measure/metrics.hpp"
 #include "src/measure/time_left.hpp"
@@ -18,7 +19,7 @@ namespace nanorun {
 class StepRecords {
  public:
   /// If a look at the GPUs is due in a step, `gpus` must have looked before record_step().
-  StepRecords(RunSetup& run, const GpuMonitor& gpus);
+  StepRecords(RunSetup& run, const GpuMonitor& gpus, EnergyMeter& energy);
 
   /// Keeps the metrics of the last step of `progress`, which took `seconds` and in which this rank has sent `sent`;
   /// write_step() writes them.
@@ -40,6 +41,7 @@ class StepRecords {
   Context& context_;
   const Config& config_;
   const GpuMonitor& gpus_;
+  EnergyMeter& energy_;
   const Flops flops_;
   long first_step_;
   std::optional<StepMetrics> unwritten_;  ///< the step that waits for write_step()
@@ -47,6 +49,7 @@ class StepRecords {
   std::optional<double> validation_loss_;
   double run_seconds_ = 0;  ///< time of the steps of this program run
   double run_flops_ = 0;    ///< FLOPs of these steps
+  double run_6nd_ = 0;      ///< Flops::per_sequence_6nd() of these steps
   LevelTraffic sent_;       ///< what this rank has sent in these steps
   double time_to_first_step_ = 0;
   double last_line_ = 0;

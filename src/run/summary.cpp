@@ -23,16 +23,35 @@ double tokens_per_second(const RunSummary& s) {
   return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
-/// A list by rank.
-nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
-  auto list = nlohmann::ordered_json::array();
-  for (const GpuRecord& gpu : gpus) {
-    list.push_back({{"min_clock_mhz", gpu.least_clock},
-                    {"avg_clock_mhz", gpu.mean_clock},
-                    {"avg_power_watts", gpu.mean_power},
-                    {"max_power_watts", gpu.most_power},
-                    {"throttled", gpu.throttled}});
+nlohmann::ordered_json gpu_json(const GpuRecord& gpu) {
+  return {{"min_clock_mhz", gpu.least_clock},
+          {"avg_clock_mhz", gpu.mean_clock},
+          {"avg_power_watts", gpu.mean_power},
+          {"max_power_watts", gpu.most_power},
+          {"throttled", gpu.throttled}};
+}
+
+nlohmann::ordered_json group_json(const GpuGroup& group) {
+  nlohmann::ordered_json json = {{"first_rank", group.first_rank}, {"ranks", group.ranks}};
+  json.update(gpu_json(group.all));
+  if (group.slowest >= 0) {
+    json["slowest"] = {{"rank", group.slowest}, {"avg_clock_mhz", group.slowest_clock}};
+    json["fastest"] = {{"rank", group.fastest}, {"avg_clock_mhz", group.fastest_clock}};
   }
+  for (const auto& [name, throttled] : group.throttled) {
+    auto most = nlohmann::ordered_json::array();
+    for (const auto& [rank, looks] : throttled.most) most.push_back({{"rank", rank}, {"looks", looks}});
+    json["throttled_ranks"][name] = {{"ranks", throttled.ranks}, {"most", most}};
+  }
+  return json;
+}
+
+/// A list by rank, or by group of ranks.
+nlohmann::ordered_json gpus_json(const RunSummary& s) {
+  auto list = nlohmann::ordered_json::array();
+  for (const GpuGroup& group : s.gpu_groups) list.push_back(group_json(group));
+  if (!s.gpu_groups.empty()) return list;
+  for (const GpuRecord& gpu : s.gpus) list.push_back(gpu_json(gpu));
   return list;
 }
 
@@ -40,6 +59,19 @@ nlohmann::ordered_json gpus_json(const std::vector<GpuRecord>& gpus) {
 nlohmann::ordered_json level_json(const Traffic& sent, long steps) {
   const auto mean = [&](std::uint64_t sum) { return static_cast<double>(sum) / static_cast<double>(steps); };
   return {{"messages", mean(sent.messages)}, {"bytes", mean(sent.bytes)}};
+}
+
+/// Energy of the devices that train, as summary.json and the figures of merit name it; empty where it is not known.
+std::vector<std::pair<const char*, double>> energy_figures(const RunSummary& s) {
+  const double joules = (s.energy.gpus ? s.energy.gpus : s.energy.processors).value_or(0);
+  const long steps = s.progress.step - s.first_step;
+  if (!(joules > 0) || steps <= 0 || s.run_tokens == 0) return {};
+  const auto tokens = static_cast<double>(s.run_tokens);
+  constexpr double joules_per_wh = 3600;
+  return {{"energy_joules", joules},
+          {"joules_per_step", joules / static_cast<double>(steps)},
+          {"joules_per_token", joules / tokens},
+          {"tokens_per_wh", tokens / joules * joules_per_wh}};
 }
 
 nlohmann::ordered_json data_json(const TokenSum& sum) {
@@ -75,13 +107,22 @@ std::string summary_json(const RunSummary& s) {
   json["train_seconds"] = s.progress.train_seconds;
   json["tokens_per_second"] = tokens_per_second(s);
   if (s.mfu) json["mfu"] = *s.mfu;
+  if (s.mfu_6nd) json["mfu_6nd"] = *s.mfu_6nd;
+  if (s.peak_flops > 0) json["peak_flops"] = s.peak_flops;
+  if (const auto figures = energy_figures(s); !figures.empty()) {
+    json["energy_source"] = !s.energy.gpus          ? "processors: RAPL"
+                            : s.energy.gpus_counted ? "GPUs: counters"
+                                                    : "GPUs: power";
+    for (const auto& [name, value] : figures) json[name] = value;
+    if (s.energy.gpus && s.energy.processors) json["processor_joules"] = *s.energy.processors;
+  }
   json["time_to_first_step_seconds"] = s.time_to_first_step;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
   if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;
   if (!s.gpus.empty()) {
     json["gpu_looks"] = s.gpu_looks;
-    json["gpus"] = gpus_json(s.gpus);
+    json["gpus"] = gpus_json(s);
   }
   for (int i = 0; i < Trace::phases; ++i) {
     json["phases"][phase_name(static_cast<Phase>(i))] = {
@@ -136,9 +177,14 @@ bool is_short_of_space(const std::string& summary_json) {
 std::string closing_lines(const RunSummary& s) {
   std::string text = timing_table(s.phases);
   if (const std::string gpus = gpu_line(s.gpus); !gpus.empty()) text += gpus + "\n";
+  if (s.mfu && s.mfu_6nd)
+    text += fmt::format("MFU {:.1f}% with attention, {:.1f}% by 6 N D, of the {:.1f} TFLOP/s of all GPUs\n",
+                        100 * *s.mfu, 100 * *s.mfu_6nd, s.peak_flops * 1e-12);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
   merit("tokens_per_second", tokens_per_second(s));
   if (s.mfu) merit("mfu", *s.mfu);
+  if (s.mfu_6nd) merit("mfu_6nd", *s.mfu_6nd);
+  for (const auto& [name, value] : energy_figures(s)) merit(name, value);
   merit("train_seconds", s.progress.train_seconds);
   merit("time_to_first_step_seconds", s.time_to_first_step);
   merit("peak_memory_bytes", static_cast<double>(s.peak_memory));

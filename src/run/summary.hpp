@@ -8,7 +8,8 @@
 
 #include "src/comm/traffic.hpp"
 #include "src/data/shard_file.hpp"
-#include "src/measure/gpu_monitor.hpp"
+#include "src/measure/energy.hpp"
+#include "src/measure/gpu_records.hpp"
 #include "src/measure/trace.hpp"
 #include "src/run/progress.hpp"
 #include "src/run/provenance.hpp"
@@ -23,9 +24,12 @@ struct RunSummary {
   double train_loss = 0;
   std::optional<double> loss_weights;  ///< StepMetrics::loss_weights of the last step
   std::optional<double> validation_loss;
-  double run_seconds = 0;        ///< time of the training steps of this program run
-  std::uint64_t run_tokens = 0;  ///< tokens of these steps
-  std::optional<double> mfu;     ///< MFU of these steps
+  double run_seconds = 0;         ///< time of the training steps of this program run
+  std::uint64_t run_tokens = 0;   ///< tokens of these steps
+  std::optional<double> mfu;      ///< MFU of these steps
+  std::optional<double> mfu_6nd;  ///< the same with 6 N D in place of all FLOPs, see Flops::per_sequence_6nd()
+  double peak_flops = 0;          ///< of all GPUs, per second, by which both divide; 0 where it is not known
+  Energy energy;                  ///< of these steps
   double time_to_first_step = 0;
   LevelTraffic sent;              ///< gradients and weights in these steps, each number on the rank that sent most
   std::uint64_t peak_memory = 0;  ///< host memory of the rank that used most, in bytes
@@ -33,7 +37,8 @@ struct RunSummary {
   /// Largest memory in use on any rank's device, by all processes, in bytes. It is measured after setup, after the
   /// first step, after each validation and at the end. 0 in the CPU build.
   std::uint64_t peak_device_memory = 0;
-  std::vector<GpuRecord> gpus;  ///< GpuMonitor::records()
+  std::vector<GpuRecord> gpus;       ///< GpuMonitor::records()
+  std::vector<GpuGroup> gpu_groups;  ///< of `gpus`; empty where summary.json has each rank
   long gpu_looks = 0;
   std::string stopped_by;  ///< empty for a run that made all its steps
   Trace::Summary phases;

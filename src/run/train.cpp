@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "src/config/schedule.hpp"
+#include "src/measure/energy.hpp"
 #include "src/measure/gpu_monitor.hpp"
+#include "src/measure/profile.hpp"
 #include "src/run/agreement.hpp"
 #include "src/run/batch.hpp"
 #include "src/run/log_lines.hpp"
@@ -74,7 +76,9 @@ class Training {
   StopReason stop_reason_ = StopReason::none;
   WalltimeWatch walltime_;
   double step_begin_ = 0;  ///< when the current step began, in seconds since the program's start
+  ProfiledSteps profiled_steps_;
   GpuMonitor gpus_;
+  EnergyMeter energy_;
   StepRecords step_records_;
 };
 
@@ -88,8 +92,10 @@ Training::Training(Context& context, const Config& config)
       saved_step_(progress_.step),
       loss_(progress_.train_loss),
       walltime_(run_),
+      profiled_steps_(config.profile),
       gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
-      step_records_(run_, gpus_) {
+      energy_(comm_, gpus_),
+      step_records_(run_, gpus_, energy_) {
   if (!run_.complete && !run_.continues_here && progress_.step > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
     saved_step_ = -1;
@@ -126,12 +132,14 @@ void Training::step_until_done() {
   heed_requests();
   if (stop_reason_ == StopReason::none) context_.require_room_for_gemms();
   while (true) {
+    profiled_steps_.at_step(progress_.step);
     run_.trace->begin_step(progress_.step);
     comm_.set_step(progress_.step + 1);
     const bool stops = stop_reason_ != StopReason::none && !finished();
     const bool validates = validation_due(config_, progress_.step), saves = checkpoint_due(config_, progress_.step);
     // If ops work on host memory, the host never waits for a device, in which time it could write the step later.
     if (ops::on_host || stops || finished() || validates || saves || unread_) step_records_.write_step();
+    if (stops || validates || saves || finished()) energy_.pause();
     if (stops) break;
     if (validates) validate();
     if (saves) save();
@@ -144,6 +152,7 @@ void Training::step_until_done() {
       unread_ = true;
     }
     if (unread_) require_tokens();
+    energy_.resume();
     train_step();
   }
 }

@@ -44,13 +44,17 @@ PLACEHOLDERS = {
 }
 # Blocks that are neither commands nor decks, by their first words.
 OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
-                ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
+                ("building.md", "-from pathlib"), ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
                 ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{"),
                 ("pbs_flux.md", "#!/bin/bash"), ("benchmark_suites.md", "FOM "), ("benchmark_suites.md", "reference = ")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names of subcommands in a text
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}
 TRAINING = [f"jobscripts/{name}.sbatch" for name in ("train", "ensemble", "sweep")]
+
+
+PROFILERS = {"nsys": ("--trace", "--capture-range", "--output"),
+             "ncu": ("--nvtx", "--nvtx-include", "--set", "--export", "--profile-from-start")}
 
 
 class Wrong(Exception):
@@ -120,7 +124,18 @@ def nanorun(words, ranks=1):
 def require_nanorun(word):
     """A program as the build or the installation names it."""
     presets = "|".join(names_of("configurePresets"))
-    require(re.fullmatch(rf"(build/({presets})/bin/)?nanorun", word), f"{word} is no build of nanorun")
+    require(re.fullmatch(rf"(build/({presets})/bin/|containers/bin/)?nanorun", word), f"{word} is no build of nanorun")
+
+
+def profiled(words, ranks=1):
+    """A profiler whose options are known to be right, and what it starts."""
+    options = PROFILERS[words[0]]
+    end = next((at for at, word in enumerate(words) if word.endswith("nanorun")), len(words))
+    for word in words[1:end]:
+        require(not word.startswith("-") or word.partition("=")[0] in options, f"{words[0]}: unknown option {word}")
+    if end < len(words):
+        require_nanorun(words[end])
+        nanorun(words[end:], ranks)
 
 
 def mpirun(words):
@@ -131,6 +146,8 @@ def mpirun(words):
     if len(words) == 1:
         return
     require(words[1] == "-n" and words[2].isdigit(), "mpirun without -n RANKS")
+    if words[3] in PROFILERS:
+        return profiled(words[3:], int(words[2]))
     require_nanorun(words[3])
     nanorun(words[3:], int(words[2]))
 
@@ -315,7 +332,7 @@ def cmake(words):
 
 def apt_get(words):
     scripts = "".join((ROOT / "jobscripts" / name).read_text() for name in ("setup.sh", "test.sh"))
-    listed = " ".join(re.findall(r"\bpackages\+?=\(([^)]*)\)", scripts)).split()
+    listed = " ".join(re.findall(r"packages\+?=\(([^)]*)\)", scripts)).split()
     require(words[1] == "install" and set(words[2:]) <= set(listed), f"in no script: {set(words[2:]) - set(listed)}")
 
 
@@ -346,13 +363,35 @@ def with_files_from(*known):
     return check
 
 
+def container(*known):
+    """podman and apptainer, which build an image of containers/, save one, or run a command in one."""
+    def check(words):
+        if len(words) == 1:
+            return None  # its name in a text
+        if words[1] == "exec":
+            return check_of(words[3])(words[3:])
+        require(words[1] in ("build", "save"), f"{words[0]} {words[1]} is not known to this test")
+        words_from(*known)(words)
+        declared = "".join((ROOT / "containers" / name).read_text() for name in ("Dockerfile", "nanorun.def"))
+        for option, value in zip(words, words[1:]):
+            name = value.partition("=")[0]
+            require(option != "--build-arg" or re.search(rf"(ARG|{{{{) {name}\b", declared), f"no argument {name}")
+            require(option != "--target" or f" AS {value}\n" in declared, f"no stage {value}")
+            require(not value.startswith("containers/") or value.endswith(".sif") or (ROOT / value).exists(),
+                    f"{value}: no such file")
+        return None
+    return check
+
+
 CHECKS = {
     "nanorun": nanorun, "mpirun": mpirun, "sbatch": sbatch, "source": source, "python3": python3, "ctest": ctest,
     "cmake": cmake, "apt-get": apt_get, "spack": spack, "mkdir": words_from("-p"), "touch": words_from(),
     "module": words_from(), "srun": words_from("--wait", "--mpi"), "scancel": words_from("--signal"),
+    "nsys": profiled, "ncu": profiled, "export": words_from(),
     "scontrol": words_from(), "lfs": words_from("-c", "-S"), "cp": with_files_from("-r", "-al"), ".": words_from(),
     "jube": with_files_from("-o", "-r", "-t"), "benchpark": words_from("--dest"), "ramble": words_from("--workspace-dir"),
     "reframe": with_files_from("-C", "-c", "--system", "-P", "-S", "-n", "-r", "--performance-report"),
+    "podman": container("--build-arg", "--target", "-t", "-f", "-o", "--format"), "apptainer": container("--build-arg"),
     "lm_eval": words_from("--model", "--model_args", "--tasks", "--batch_size"),
 }
 
@@ -361,6 +400,8 @@ def check_of(word):
     """The check of a command by its first word, or None."""
     if word.startswith("jobscripts/") and not word.endswith("/"):
         return jobscript
+    if word == "containers/bin/nanorun":
+        return nanorun
     if re.fullmatch(r"build/\w+/bin/nanorun", word):
         return lambda words: (require_nanorun(words[0]), nanorun(words))
     if re.fullmatch(r"build/cpu/bin/test_\w+", word):

@@ -84,6 +84,8 @@ class Commands(unittest.TestCase):
             "jobscripts/tools/get_fineweb.py --program build/gpu/bin/nanorun",
             "python3 tests/bench/compare_pytorch.py SHARD.bin --pair 3", "make", "jobscripts/benchmark.sh --rank 2",
             "jube run benchmarks/jube/none.yaml", "cp -r spack/none .", "apt-get install jubes",
+            "podman build --target tpu -f containers/Dockerfile .", "apptainer build --build-arg BASES=x a.sif b.def",
+            "podman build -f containers/Containerfile .", "mpirun -n 2 containers/nanorun train " + deck,
             "jobscripts/record.sh inputs/record21.toml", "jobscripts/record.sh none.toml --seeds 2",
             "nanorun keys mu0n",
             "jobscripts/record.sh inputs/record21.toml --seeds 2 -- train.wide=1",

@@ -171,6 +171,13 @@ class FaultTest(unittest.TestCase):
             self.skipTest("strace may not trace here")
         return wrapper
 
+    def stopped_at(self, job):
+        """Waits until an injection of SIGSTOP has stopped the program, which the job runs under strace without mpirun.
+        Returns its process id, to be sent SIGCONT."""
+        calls = self.folder / "strace"
+        job.until(lambda: calls.exists() and "stopped by SIGSTOP" in calls.read_text(), "stop")
+        return int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()[0])
+
     def verify(self, *files, code=0):
         job = Job(self.folder, None, ["verify", *files])
         self.assertEqual(job.wait(), code, job.text())

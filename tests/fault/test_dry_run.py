@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 
 from harness import FaultTest, Job, restarted_from, small_run
 
@@ -69,6 +70,12 @@ class DryRun(FaultTest):
         self.begin()
         self.assert_refused_alike("train.steps=3", code=2)
         self.assert_refused_alike("train.steps=3", f"checkpoint.restart={self.checkpoint(6)}", code=2)
+
+    def test_step_larger_than_the_shards(self):
+        """Refused before the run allocates or writes anything."""
+        refusal = self.assert_ends_alike("train.sequences=60000", code=3)
+        self.assertRegex(refusal, "no shard holds the 15360001 tokens of one step: the largest of 1 shards holds .*")
+        self.assertFalse(self.run_folder().exists())
 
     def test_another_training(self):
         self.begin()
@@ -179,6 +186,61 @@ class DryRun(FaultTest):
         self.assertIn("outputs/run/trace.h5: data.train names it, but the run writes a file of this name",
                       self.assert_ends_alike("data.train=outputs/run/trace.h5", code=2))
         self.train(1, *STEPS, "data.train=outputs/run/trace.h5", "trace.enabled=false")
+
+    def test_inputs_on_whose_way_the_start_would_rename_or_remove_something(self):
+        """Each link of a chain counts, and each name among the checkpoints that the start would take."""
+        self.begin()
+        run, data = self.run_folder(), self.folder / "data.h5"
+        (run / "mid.h5").symlink_to(data)
+        (self.folder / "a.h5").symlink_to(run / "mid.h5")
+        (run / "folder").symlink_to(self.folder)
+        (self.folder / "way").symlink_to(run / "folder")
+        partial, newer = (self.checkpoint(step).with_name(self.checkpoint(step).name + end)
+                          for step, end in ((4, ".partial"), (9, "")))
+        shutil.copy(data, partial)
+        shutil.copy(data, newer)
+        (self.folder / "b.h5").symlink_to("c.h5")
+        (self.folder / "c.h5").symlink_to(partial)
+        moved = "this start would rename outputs/run with all that is in it: move the file out of there"
+        removed = f"the run removes or renames unfinished checkpoints, as {partial}: rename the file"
+        anew, older = "checkpoint.restart=none", f"checkpoint.restart={self.checkpoint(6)}"
+        for file, said, more in (("a.h5", moved, anew), ("way/data.h5", moved, anew), ("outputs/run/folder/data.h5", moved, anew),
+                                 (partial.relative_to(self.folder), removed, older), ("b.h5", removed, older),
+                                 (newer.relative_to(self.folder), f"goes on from step 6 and renames {newer}", older)):
+            with self.subTest(file):
+                message = self.assert_ends_alike(f"data.train={file}", "data.changed=accept", more, code=2)
+                self.assertIn(f"{file}: data.train names it, but ", message)
+                self.assertIn(said, message)
+        self.assertEqual((partial.read_bytes(), newer.read_bytes()), (data.read_bytes(), data.read_bytes()))
+
+    def test_files_of_users_under_the_names_of_unfinished_checkpoints(self):
+        """The one that the start needs gets another name."""
+        self.train(1, *STEPS, "stop.step=3", code=75)
+        partials = [self.checkpoint(step).with_suffix(".h5.partial") for step in (5, 6)]
+        for partial in partials:
+            partial.write_text("my notes")
+        planned, _ = self.dry()
+        kept = "no checkpoint of nanorun's; the file is kept"
+        warnings = [f"warning: outputs/run/checkpoints/{partials[0].name}: {kept}\n",
+                    f"warning: outputs/run/checkpoints/{partials[1].name}: {kept} as outputs/run/checkpoints/"
+                    f"{partials[1].name}.1\n"]
+        self.assertEqual(planned[-2:], warnings)
+        self.assertEqual(self.train(1, *STEPS).messages(), ["nanorun: " + line.rstrip("\n") for line in warnings])
+
+    def test_checkpoints_that_cannot_be_renamed_or_written(self):
+        self.begin()
+        folder = self.run_folder() / "checkpoints"
+        if subprocess.run(["chattr", "+a", folder], stderr=subprocess.DEVNULL).returncode == 0:
+            self.addCleanup(subprocess.run, ["chattr", "-a", folder])
+            self.assertIn("no checkpoint could be renamed or removed there: the directory is append-only",
+                          self.assert_ends_alike("train.steps=9", code=4))
+            subprocess.run(["chattr", "-a", folder], check=True)
+        mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && exec \"$@\""
+        wrapper = ("unshare", "-m", "sh", "-c", mount, "sh")
+        if Job(self.folder, None, ["keys"], wrapper).wait() != 0:
+            self.skipTest("needs the right to mount")
+        self.assertIn("outputs/run/checkpoints: cannot be written: Read-only file system: allow it",
+                      self.assert_ends_alike("train.steps=9", code=4, wrapper=wrapper))
 
     def test_steps_that_the_run_would_miss(self):
         """Or a trace of which only the beginning is sound."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 from harness import FaultTest, Job, losses, restarted_from, small_run
@@ -59,6 +60,48 @@ class EarlierRun(FaultTest):
         kept = self.content(self.folder / "outputs" / "run.1")
         self.assertEqual({name: text for name, text in kept.items() if "heartbeats" not in name.parts},
                          {name: text for name, text in before.items() if "heartbeats" not in name.parts})
+
+    def test_deck_of_a_killed_run_that_was_changed_in_its_place(self):
+        """The metrics tell which deck made them. Of an earlier program's, the deck that is newer has not."""
+        stop = ("trace.enabled=false", "stop.step=1")
+        self.train(None, "run.name=other", "optimizer.adam_beta1=0.85", *stop, code=75)
+        job = self.start(None, "train.steps=12", "trace.enabled=false", "run.log_every=1")
+        job.until_step(3)
+        job.kill()
+        run, kept = self.run_folder(), self.folder / "outputs" / "run.1"
+        killed, own = (run / "metrics.jsonl").read_bytes(), (run / "deck.toml").read_bytes()
+        other = (self.folder / "outputs" / "other" / "deck.toml").read_bytes()
+        unmarked = re.sub(rb',"deck":[0-9]+', b"", killed)
+        self.assertNotEqual(killed, unmarked)
+        for metrics in (killed, unmarked):
+            for deck, again in ((own, True), (other, False), (own.replace(b"muon_lr = 0.05", b"muon_lr = 0.07"), False)):
+                shutil.rmtree(run)
+                run.mkdir()
+                (run / "metrics.jsonl").write_bytes(metrics)
+                (run / "deck.toml").write_bytes(deck)
+                newer = not again or metrics == killed
+                os.utime(run / "deck.toml", (time := (run / "metrics.jsonl").stat().st_mtime + (10 if newer else -10), time))
+                job = Job(self.folder, None, ["train", "outputs/run/deck.toml", "run.name=run", *stop])
+                self.assertEqual(job.wait(), 75, job.text())
+                self.assertEqual("begins again at step 1" in job.text(), again, job.text())
+                self.assertEqual("is kept as outputs/run.1" in job.text(), not again, job.text())
+                if not again:
+                    self.assertEqual((kept / "metrics.jsonl").read_bytes(), metrics)
+                    shutil.rmtree(kept)
+
+    def test_another_run_between_the_earlier_one_and_a_new_one(self):
+        """It begins and ends while a start has renamed the old directory, but not yet locked the new one."""
+        self.train(None, "train.steps=2")
+        job = self.start(None, "train.steps=4", "optimizer.adam_beta1=0.8", "checkpoint.restart=none",
+                         wrapper=self.injecting("outputs/run", "rename,renameat,renameat2:signal=SIGSTOP:when=1"))
+        program = self.stopped_at(job)
+        self.train(None, "train.steps=3", "optimizer.adam_beta1=0.7")
+        between = self.content()
+        os.kill(program, signal.SIGCONT)
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assertEqual(re.findall("is kept as (.*)", job.text()), ["outputs/run.1", "outputs/run.2"])
+        self.assertEqual(self.content(self.folder / "outputs" / "run.2"), between)
+        self.assertEqual(self.summary()["steps"], 4)
 
     def test_run_killed_before_anything_but_metrics_or_its_deck_was_written(self):
         """The same deck begins again in its place."""

@@ -148,6 +148,30 @@ class Links(FaultTest):
                                 f"remove {scratch}/lock")
         self.assertEqual(contents(scratch), before)
 
+    def test_checkpoints_whose_lock_has_lost_its_text(self):
+        """Another run does not take them; their own run goes on, under another name and with another deck too."""
+        scratch = self.stranger()
+        steps = ("train.steps=40", "validation.tokens=0", "checkpoint.every=1", "checkpoint.keep=2")
+        self.link("checkpoints", scratch)
+        self.train(None, *steps, "stop.step=2", code=75)
+        self.link("checkpoints", scratch, "other")
+        lock = scratch / "lock"
+        for text in (None, b"", bytes(65)):
+            lock.unlink(missing_ok=True)
+            if text is not None:
+                lock.write_bytes(text)
+            before = contents(scratch)
+            for command in (("--dry-run",), ()):
+                job = self.train(None, *command, "run.name=other", "optimizer.adam_beta1=0.85", *steps, code=4)
+                self.assert_refused(job, f"outputs/other/checkpoints: a link to {scratch}, which holds checkpoints of another "
+                                    "run, and no lock file there names it", f"the deck of outputs/other/checkpoints/{self.checkpoint(2).name}")
+            self.assertEqual(contents(scratch), before)
+        for step, name, change in ((3, "run", "run.log_every=2"), (4, "new", "optimizer.adam_beta1=0.85")):
+            self.run_folder().rename(self.folder / "outputs" / name)
+            job = self.train(None, f"run.name={name}", change, *steps, f"stop.step={step}", code=75)
+            self.assertEqual(restarted_from(job), step - 1)
+            lock.write_bytes(bytes(65))
+
     def test_no_run_where_another_has_its_checkpoints(self):
         scratch = self.stranger()
         self.link("checkpoints", scratch)

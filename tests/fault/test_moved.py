@@ -9,6 +9,10 @@ from harness import FaultTest, losses, restarted_from, small_run
 
 
 class Moved(FaultTest):
+    def content(self):
+        """Every file of the run but the lock, into which a run that has locked it only for a moment writes its name."""
+        return {path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file() and path.name != "lock"}
+
     def start_and_wait_in_a_write(self, seconds, *overrides):
         """A job whose checkpoint of step 4 takes so long; returns before it is flushed."""
         partial = self.run_folder() / "checkpoints" / "checkpoint_00000004.h5.partial"
@@ -50,9 +54,22 @@ class Moved(FaultTest):
         job = self.start_and_wait_in_a_write(8)
         self.run_folder().rename(self.folder / "outputs" / "moved")
         self.train(None, "train.steps=2")
-        before = {path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file()}
+        before = self.content()
         self.assert_saved_beside(job)
-        self.assertEqual({path: path.read_bytes() for path in self.run_folder().rglob("*") if path.is_file()}, before)
+        self.assertEqual(self.content(), before)
+
+    def test_another_run_takes_the_folder_while_it_is_made_again(self):
+        """It has ended when the run locks the folder."""
+        job = self.start(None, "train.steps=100000", "validation.tokens=0",
+                         wrapper=self.injecting("outputs/run", "mkdir,mkdirat:signal=SIGSTOP:when=2"))
+        job.until_step(3)
+        self.run_folder().rename(self.folder / "outputs" / "moved")
+        program = self.stopped_at(job)
+        self.train(None, "train.steps=2")
+        before = self.content()
+        os.kill(program, signal.SIGCONT)
+        self.assert_saved_beside(job)
+        self.assertEqual(self.content(), before)
 
     def test_new_name_that_leaves_no_room_for_another(self):
         """The message says to shorten it."""

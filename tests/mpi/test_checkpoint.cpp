@@ -107,6 +107,26 @@ TEST(Checkpoint, KeepsTheNewestAndMilestones) {
   EXPECT_TRUE(fs::exists(folder / "c/checkpoint_00000041.h5"));
 }
 
+TEST(Checkpoint, OwnOnesArePrunedAfterAnyNumberOfDecks) {
+  const SharedFolder folder;
+  Training run(test_comm(), 0);
+  const auto saved_with = [&](int seed, long step) {
+    Checkpoints checkpoints(test_comm(), run.config.checkpoint, folder / "c", fmt::format("[run]\nseed = {}\n", seed),
+                            model_fingerprint(run.table.layout()));
+    checkpoints.restore(run.optimizer.slabs());
+    checkpoints.save(progress_at(step), run.optimizer.slabs());
+  };
+  run.config.checkpoint.keep = 200;
+  for (int step = 1; step <= 70; ++step) saved_with(/*seed=*/2 + step, step);
+  saved_with(/*seed=*/72, 71);  // the same once more
+  EXPECT_EQ(read_checkpoint_header(test_comm(), folder / "c/checkpoint_00000071.h5").earlier_decks.size(), 69u * 17);
+  run.config.checkpoint.keep = 2;
+  saved_with(/*seed=*/3, 72);
+  on_root([&] {
+    EXPECT_EQ(names(folder / "c"), (std::vector<std::string>{"checkpoint_00000071.h5", "checkpoint_00000072.h5"}));
+  });
+}
+
 TEST(Checkpoint, OnlyNamesThatTheProgramGivesAreItsOwn) {
   const SharedFolder folder;
   save_steps(folder / "c", {1});

@@ -73,20 +73,5 @@ TEST(GpuMonitor, OneRankWithoutNvml) {
   EXPECT_EQ(monitor.slowest(), test_comm().size() == 1 ? std::nullopt : std::optional(0));
 }
 
-TEST(GpuMonitor, LineNamesTheThrottledRanks) {
-  EXPECT_EQ(gpu_line({}), "");
-  std::vector<GpuRecord> records = {{1900, 1950.4, 600, 690, {{"sw_power_cap", 3}}},
-                                    {},
-                                    {1200, 1300, 400, 420, {{"hw_thermal_slowdown", 9}, {"sw_power_cap", 1}}}};
-  EXPECT_EQ(gpu_line(records),
-            "GPUs: mean SM clock 1300 MHz on rank 2 to 1950 MHz on rank 0, power up to 690 W; hw_thermal_slowdown on "
-            "rank 2; sw_power_cap on ranks 0, 2");
-  records.resize(1);
-  records[0].throttled.clear();
-  EXPECT_EQ(gpu_line(records), "GPUs: mean SM clock 1950 MHz, power up to 690 W");
-  records[0].most_power = 0;
-  EXPECT_EQ(gpu_line(records), "GPUs: mean SM clock 1950 MHz");
-}
-
 }  // namespace
 }  // namespace nanorun

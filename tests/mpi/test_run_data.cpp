@@ -5,55 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <span>
 
 #include "src/config/schedule.hpp"
-#include "src/shard/shard.hpp"
-#include "src/storage/h5.hpp"
 #include "tests/support/consecutive.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/shard_files.hpp"
+#include "tests/support/small_data.hpp"
 
 namespace nanorun {
 namespace {
-
-constexpr int length = 16, vocabulary = 100;
-
-/// Shards of `tokens` tokens in a directory of their own, and a deck that reads them.
-struct SmallRun {
-  explicit SmallRun(std::size_t tokens) {
-    config.model.vocabulary = vocabulary;
-    config.train.length = length;
-    config.train.sequences = test_comm().size();
-    config.validation.length = length;
-    config.validation.tokens = 3 * length;
-    config.data.train = {add_shard("train", tokens)};
-    config.data.validation = {add_shard("validation", 4 * length + 1)};
-  }
-
-  /// Returns its path.
-  std::string add_shard(const std::string& name, std::size_t tokens, std::uint64_t shard_vocabulary = vocabulary,
-                        std::uint64_t end_of_text = 0) const {
-    const std::string bin = folder / (name + ".bin");
-    if (test_comm().root()) write_bin(bin, bin_header(tokens), varied_tokens(tokens, vocabulary));
-    test_comm().barrier();
-    ShardOptions options;
-    options.inputs = {bin};
-    options.output = folder / (name + ".h5");
-    options.vocabulary = shard_vocabulary;
-    options.end_of_text = end_of_text;
-    make_shards(test_comm(), options);
-    return options.output;
-  }
-
-  RunData open() const { return open_run_data(test_comm(), config); }
-
-  SharedFolder folder;
-  Config config;
-};
 
 TEST(RunData, ValidationSequencesLieOneAfterTheOther) {
   const SmallRun run(1000);
@@ -116,6 +78,26 @@ TEST(RunData, MoreStepsThanDataAreRefusedBeforeTheFirst) {
   EXPECT_NE(error_of([&] { start(steps + 1); }).find("the shards hold 3 steps"), std::string::npos);
   run.config.data.end = EndOfData::wrap;
   EXPECT_EQ(error_of([&] { start(steps + 1); }), "");
+}
+
+/// Before anything else of the run is made, and in a dry run.
+TEST(RunData, AStepThatNoShardHoldsIsRefused) {
+  const std::size_t step = length * static_cast<std::size_t>(test_comm().size());
+  SmallRun run(step + 1);
+  EXPECT_EQ(error_of([&] { run.open(); }), "");
+  EXPECT_FALSE(data_remarks(run.config).refusal);
+  run.config.train.sequences += 1;
+  const std::string refusal = error_of([&] { run.open(); }, ExitCode::data, Scope::all_ranks);
+  EXPECT_EQ(refusal,
+            fmt::format("no shard holds the {} tokens of one step: the largest of 1 shards holds {}; take fewer "
+                        "or shorter sequences, or larger shards",
+                        step + length + 1, step + 1));
+  const DataRemarks remarks = data_remarks(run.config);
+  EXPECT_TRUE(remarks.lines.empty());
+  ASSERT_TRUE(remarks.refusal);
+  EXPECT_EQ(remarks.refusal->what(), refusal);
+  run.config.data.train.push_back(run.folder / "absent.h5");  // which may hold it
+  EXPECT_FALSE(data_remarks(run.config).refusal);
 }
 
 /// Five training shards of two steps each, the last three of which are no shards at all, and more validation shards
@@ -225,7 +207,7 @@ TEST(RunData, StagesTakeSequencesOfTheirOwnLength) {
   run.config.train.steps = 5;
   EXPECT_NE(error_of([&] { start({}, 0); }, ExitCode::data, Scope::all_ranks).find("the shards hold 4 steps"),
             std::string::npos);
-  EXPECT_EQ(data_warnings(run.config).size(), 1u);
+  EXPECT_EQ(data_remarks(run.config).lines.size(), 1u);
 }
 
 TEST(RunData, ShardsAreOpenedAsFarAsTheStepsOfAllStagesNeedThem) {
@@ -278,20 +260,20 @@ TEST(RunData, DocumentsThatCannotLastAreRefusedAndOthersEstimated) {
       fmt::format("documents: 4 steps train on {} tokens, for which they pass through about ", 6 * length * ranks)))
       << found[0];
   EXPECT_TRUE(found[0].ends_with("of the 23000 that are left")) << found[0];
-  EXPECT_EQ(data_warnings(run.config), found);
+  EXPECT_EQ(data_remarks(run.config).lines, found);
 
   // A step reads at least 17 and then 33 tokens a sequence; most documents are cut, which takes more.
   run.config.train.steps = 600 / ranks;
   found = lines();
   ASSERT_EQ(found.size(), 2u);
   EXPECT_TRUE(found[1].starts_with("warning: the documents seem to last for about ")) << found[1];
-  EXPECT_EQ(data_warnings(run.config), found);
+  EXPECT_EQ(data_remarks(run.config).lines, found);
   run.config.data.end = EndOfData::wrap;
   EXPECT_EQ(lines().size(), 1u);
   run.config.data.end = EndOfData::error;
   run.config.train.steps = 1200 / ranks;
   EXPECT_NE(error_of([&] { lines(); }, ExitCode::data, Scope::all_ranks).find("the data end at"), std::string::npos);
-  EXPECT_EQ(data_warnings(run.config).size(), 1u);
+  EXPECT_EQ(data_remarks(run.config).lines.size(), 1u);
 }
 
 TEST(RunData, PrefixesAreThoseOfTheTableOnAllRanks) {
@@ -305,7 +287,7 @@ TEST(RunData, PrefixesAreThoseOfTheTableOnAllRanks) {
   if (test_comm().root()) std::ofstream(run.config.data.prefix_table) << "a b\nab c\n";
   test_comm().barrier();
   EXPECT_NE(error_on_all_ranks(ExitCode::data, prefixes).find("more than model.vocabulary = 100"), std::string::npos);
-  EXPECT_EQ(data_warnings(run.config).size(), 1u);
+  EXPECT_EQ(data_remarks(run.config).lines.size(), 1u);
   run.config.model.vocabulary = 300;
   EXPECT_NE(error_on_all_ranks(ExitCode::data, prefixes).find("end-of-text token 258"), std::string::npos);
   run.config.data.train = {run.add_shard("gpt", 1000, 300, 258)};
@@ -315,179 +297,6 @@ TEST(RunData, PrefixesAreThoseOfTheTableOnAllRanks) {
   EXPECT_EQ(found[257], 256);
   EXPECT_EQ(found[256], 'a' - 33);
   EXPECT_EQ(std::ranges::count(found, -1), 298);
-}
-
-/// A run of four training shards a.h5 to d.h5 of one step each, of which the first three are opened.
-struct RecordedRun : SmallRun {
-  RecordedRun() : SmallRun(1000) {
-    for (const char* name : {"a", "b", "c", "d", "x"}) add_shard(name, tokens++);
-    config.train.steps = 3;
-    list({"a", "b", "c", "d"});
-    record = shard_record(open());
-  }
-
-  void list(const std::vector<std::string>& names) {
-    config.data.train.clear();
-    for (const std::string& name : names) config.data.train.push_back(folder / (name + ".h5"));
-  }
-
-  /// What check_shards() says of the shards as they are listed now, with and without data.changed = "accept".
-  std::string refusal(const std::string& of) {
-    RunData data = open();
-    const auto check = [&] { return check_shards(test_comm(), data, config, of); };
-    const std::string error = error_of([&] { check(); }, ExitCode::data, Scope::all_ranks);
-    config.data.changed = ChangedData::accept;
-    const std::vector<std::string> lines = check();
-    config.data.changed = ChangedData::refuse;
-    EXPECT_EQ(lines.size(), error.empty() ? 0u : 1u);
-    const std::string shown = error.substr(0, error.find(';'));
-    if (!error.empty()) {
-      EXPECT_TRUE(lines[0].starts_with("warning: " + shown + ";")) << lines[0];
-      EXPECT_NE(error.find("data.changed = \"accept\""), std::string::npos) << error;
-    }
-    return shown;
-  }
-  std::string refusal() { return refusal(record); }
-
-  std::size_t tokens = length * test_comm().size() + 1;  ///< tokens of the next shard
-  std::string record;
-};
-
-TEST(ShardRecord, HoldsTheOpenedShardsAndTheNamesOfTheOthers) {
-  const RecordedRun run;
-  const RunData data = run.open();
-  std::string expected;
-  for (std::size_t i = 0; i < 3; ++i) {
-    const h5::File file = h5::File::open(data.train.opened[i].path);
-    std::vector<std::uint64_t> checksums(1);
-    file.read<std::uint64_t>("checksums", {0}, {1}, checksums);
-    expected += fmt::format("{}.h5 {} {:016x}\n", "abc"[i], data.train.opened[i].count,
-                            h5::checksum<std::uint64_t>(checksums, 0));
-  }
-  EXPECT_EQ(run.record, expected + (test_comm().root() ? "+ 1/d.h5\n" : "+ 1\n"));
-}
-
-TEST(ShardRecord, TheSameShardsPass) {
-  RecordedRun run;
-  EXPECT_EQ(run.refusal(), "");
-  EXPECT_EQ(run.refusal(""), "");
-}
-
-TEST(ShardRecord, OtherShardsBehindTheOpenedOnesAreRefusedByName) {
-  RecordedRun run;
-  run.config.train.steps = 1;
-  run.list({"a", "b", "c", "d"});
-  run.record = shard_record(run.open());
-  const auto with = [&](const std::vector<std::string>& names) {
-    run.list(names);
-    return run.refusal();
-  };
-  const std::string second = "training shard 2 of the checkpoint, b.h5, ",
-                    third = "training shard 3 of the checkpoint, c.h5, ",
-                    fourth = "training shard 4 of the checkpoint, d.h5, ";
-  EXPECT_EQ(with({"a", "b", "c", "d"}), "");
-  EXPECT_EQ(with({"a", "b", "x", "c", "d"}), third + "comes later now: x.h5 was added before it");
-  EXPECT_EQ(with({"a", "b", "d"}), third + "is no longer listed");
-  EXPECT_EQ(with({"a", "b", "c"}), fourth + "is no longer listed");
-  EXPECT_EQ(with({"a", "b", "d", "x"}), third + "is no longer listed");
-  EXPECT_EQ(with({"a", "b", "x", "d"}), third + "was renamed or replaced: x.h5 is in its place");
-  EXPECT_EQ(with({"a", "c", "b", "d"}), second + "is not in its place, which is now that of c.h5");
-  // Opening more than the record has changes nothing.
-  run.config.train.steps = 4;
-  EXPECT_EQ(with({"a", "b", "c", "d"}), "");
-  EXPECT_EQ(with({"a", "b", "c", "x"}), fourth + "was renamed or replaced: x.h5 is in its place");
-}
-
-TEST(ShardRecord, NamesMayHoldBlanks) {
-  RecordedRun run;
-  run.add_shard("+ 1 a", run.tokens);
-  run.add_shard("b  2", run.tokens);
-  run.config.train.steps = 1;
-  run.list({"+ 1 a", "b  2", "+ 1 a"});
-  run.record = shard_record(run.open());
-  EXPECT_EQ(run.refusal(), "");
-  run.list({"+ 1 a", "b", "+ 1 a"});
-  EXPECT_EQ(run.refusal(),
-            "training shard 2 of the checkpoint, b  2.h5, was renamed or replaced: b.h5 is in its place");
-}
-
-/// A record that counts the shards behind the opened ones, and has no names of them.
-TEST(ShardRecord, RecordsOfEarlierProgramsAreCheckedAsFarAsTheyGo) {
-  RecordedRun run;
-  run.record = run.record.substr(0, run.record.find("+ ")) + "+ 1\n";
-  EXPECT_EQ(run.refusal(), "");
-  run.list({"a", "b", "c", "x"});
-  EXPECT_EQ(run.refusal(), "");
-  run.list({"a", "b", "c"});
-  EXPECT_EQ(run.refusal(), "of 4 training shards 3 are left, though the first 3 are the same");
-  run.list({"a", "c", "b", "d"});
-  EXPECT_EQ(run.refusal(), "training shard 2 of the checkpoint, b.h5, is not in its place, which is now that of c.h5");
-}
-
-TEST(ShardRecord, ShardsAddedBehindAreNoted) {
-  RecordedRun run;
-  const auto lines = [&] {
-    RunData data = run.open();
-    return check_shards(test_comm(), data, run.config, run.record);
-  };
-  run.list({"a", "b", "c", "d", "x"});
-  EXPECT_EQ(lines(), std::vector<std::string>{"1 training shard was added behind the 4 known ones"});
-  run.list({"a", "b", "c", "d", "x", "x", "x"});
-  EXPECT_EQ(lines(), std::vector<std::string>{"3 training shards were added behind the 4 known ones"});
-}
-
-TEST(ShardRecord, OtherShardsAreRefusedByName) {
-  RecordedRun run;
-  const auto with = [&](const std::vector<std::string>& names) {
-    run.list(names);
-    return run.refusal();
-  };
-  const std::string first = "training shard 1 of the checkpoint, a.h5, ",
-                    second = "training shard 2 of the checkpoint, b.h5, ";
-  EXPECT_EQ(with({"x", "a", "b", "c", "d"}), first + "comes later now: x.h5 was added before it");
-  EXPECT_EQ(with({"a", "x", "b", "c", "d"}), second + "comes later now: x.h5 was added before it");
-  EXPECT_EQ(with({"a", "c", "d"}), second + "is no longer listed");
-  EXPECT_EQ(with({"a"}), second + "is no longer listed");
-  EXPECT_EQ(with({"a", "x", "c", "d"}), second + "was replaced by x.h5");
-  EXPECT_EQ(with({"a", "c", "b", "d"}), second + "is not in its place, which is now that of c.h5");
-}
-
-TEST(ShardRecord, ReplacedAndRenamedShardsAreRefused) {
-  RecordedRun run;
-  const std::string second = "training shard 2 of the checkpoint, b.h5, ";
-  const auto on_root = [&](auto&& work) {
-    test_comm().barrier();
-    if (test_comm().root()) work();
-    test_comm().barrier();
-  };
-  on_root([&] { std::filesystem::copy(run.folder / "b.h5", run.folder / "e.h5"); });
-  run.list({"a", "e", "c", "d"});
-  EXPECT_EQ(run.refusal(), second + "is now named e.h5");
-  run.list({"a", "b", "c", "d"});
-  EXPECT_EQ(run.refusal(), "");
-  // The shard is replaced by as many other tokens.
-  ShardOptions options;
-  options.inputs = {run.folder / "b.bin"};
-  options.output = run.folder / "b.h5";
-  options.vocabulary = vocabulary;
-  options.end_of_text = 0;
-  options.force = true;
-  on_root([&] {
-    std::vector<Token> others = varied_tokens(read_shard_info(options.output).count, vocabulary);
-    others.back() ^= 1;
-    write_bin(options.inputs[0], bin_header(others.size()), others);
-  });
-  make_shards(test_comm(), options);
-  EXPECT_EQ(run.refusal(), second + "holds other tokens now");
-}
-
-TEST(ShardRecord, RecordedShardsAreOpenedBehindTheStepsNeeds) {
-  RecordedRun run;
-  run.config.train.steps = 1;
-  RunData data = run.open();
-  EXPECT_EQ(data.train.opened.size(), 1u);
-  EXPECT_TRUE(check_shards(test_comm(), data, run.config, run.record).empty());
-  EXPECT_EQ(shard_record(data), run.record);
 }
 
 }  // namespace

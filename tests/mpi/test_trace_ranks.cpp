@@ -11,6 +11,7 @@
 #include "kernels/ops.hpp"
 #include "src/measure/trace.hpp"
 #include "src/measure/trace_columns.hpp"
+#include "src/measure/trace_json.hpp"
 #include "src/storage/h5.hpp"
 #include "tests/support/environment.hpp"
 
@@ -128,6 +129,49 @@ TEST(TraceRanks, OfANodeShareAColumn) {
     const std::int32_t rank = slowest[at * quantities + forward];
     EXPECT_TRUE(first <= rank && rank < last) << rank;
   }
+}
+
+/// The names of the ranks that a trace.json holds events of.
+std::map<int, std::string> shown_in(const std::string& path) {
+  std::map<int, std::string> names;
+  const auto trace_json = nlohmann::json::parse(std::ifstream(path));
+  for (const nlohmann::json& event : trace_json.at("traceEvents")) {
+    if (event.at("name") == "process_name") names[event.at("pid")] = event.at("args").at("name");
+  }
+  return names;
+}
+
+TEST(TraceRanks, OnlyThoseThatAreShownHaveEvents) {
+  const SharedFolder folder;
+  const int last = test_comm().size() - 1;
+  const std::vector<TraceSpan> spans = {{Phase::forward, "phase", Track::compute, 0, 0, 1}};
+  std::vector<ShownRank> shown = {{0, "rank 0"}};
+  if (last > 0) shown.push_back({last, "the last"});
+  write_trace_json(test_comm(), folder / "trace.json", spans, shown);
+  std::map<int, std::string> expected;
+  for (const ShownRank& rank : shown) expected[rank.rank] = rank.name;
+  EXPECT_EQ(shown_in(folder / "trace.json"), expected);
+  EXPECT_TRUE(is_trace_json(folder / "trace.json"));
+}
+
+TEST(TraceRanks, GroupsShowSomeRanks) {
+  if (ops::device_count() == 0) GTEST_SKIP() << "no device";
+  const TestStream compute, collectives;
+  const SharedFolder folder;
+  TraceConfig config;
+  config.json_steps = {1};
+  config.ranks = TraceRanks::quantiles;
+  Trace trace(test_comm(), compute.handle, config, NodeLayout::consecutive(test_comm().size(), 2), folder / "", 0);
+  run_steps(trace, collectives, 0, 3);
+  trace.finish();
+  test_comm().barrier();
+  const std::map<int, std::string> names = shown_in(folder / "trace.json");
+  ASSERT_FALSE(names.empty());
+  for (const auto& [rank, name] : names) {
+    const std::string begin = "rank " + std::to_string(rank);
+    EXPECT_EQ(name.substr(0, begin.size() + 9), rank == 0 ? begin : begin + " on node ");
+  }
+  EXPECT_TRUE(names.contains(0));
 }
 
 }  // namespace

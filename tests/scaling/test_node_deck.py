@@ -58,8 +58,7 @@ class NodeDeck(ScalingTest):
         self.assertEqual(deck, whole)
 
     def test_the_program_takes_them(self):
-        """The windows of record 21, and record 89 without prefixes, on data that need not suffice."""
-        small_run.write_data(self.folder)
+        """The windows of record 21, and record 89 without prefixes; their data are elsewhere."""
         Path("windows.toml").write_text("\n".join(self.tell("windows", RECORD21)))
         for deck, of in (("windows.toml", RECORD21), (RECORD89, RECORD89)):
             overrides = [*self.tell("prefixes", of), *self.tell("--steps", 40, "schedule", of), "data.train=data.h5",

@@ -85,8 +85,8 @@ class Tools(ToolsTest):
         read = plot_run.read_step(path, 1, 0)
         self.assertEqual((read.spans[0].name, read.tracks[7]), ("x" * 37 + "...", "y" * 37 + "..."))
         self.assertEqual(self.end("plot_run.py", self.run, "--step", 1), (0, f"{self.run / 'step.png'}\n", ""))
-        for other in (("--step", 2), ("--step", 1, "--rank", 2)):
-            self.assert_refused("plot_run.py", self.run, *other, names=[path, "trace.json_steps"])
+        self.assert_refused("plot_run.py", self.run, "--step", 2, names=[path, "trace.json_steps"])
+        self.assert_refused("plot_run.py", self.run, "--step", 1, "--rank", 2, names=[path, "no rank 2, but 0;"])
         self.assert_refused("plot_run.py", self.run, "--step", 1, "-o", self.folder, names=[self.folder])
         events = [1, {}, step | {"dur": -1}, step | {"ts": "5"}, step | {"ts": 1e300}, step | {"name": 1},
                   step | {"tid": None}, step | {"pid": 0.5}, step | {"dur": 0},

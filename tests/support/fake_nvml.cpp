@@ -1,5 +1,5 @@
 // A stand-in for libnvidia-ml.so.1, with two GPUs. Built with FAKE_NVML_OLD it has the name that drivers before 535
-// give a function. Where the environment has NANORUN_FAKE_NVML_FAILS, it does not start.
+// give a function, and does not count energy. Where the environment has NANORUN_FAKE_NVML_FAILS, it does not start.
 
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +13,7 @@ struct Gpu {
   const char* bus_id;
   unsigned milliwatts, megahertz;  // 0 milliwatts: it cannot say
   unsigned long long reasons;
+  unsigned long long millijoules = 1'000'000;
 };
 Gpu gpus[] = {{"0000:1B:00.0", 650250, 1755, 0x44}, {"0000:9A:00.0", 0, 1980, 0x1}};
 
@@ -61,6 +62,15 @@ int nvmlDeviceGetClockInfo(void* device, int type, unsigned* megahertz) {
   *megahertz = static_cast<Gpu*>(device)->megahertz;
   return success;
 }
+
+#ifndef FAKE_NVML_OLD
+// A GPU takes two joules from one call to the next.
+int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
+  if (users < 1) return uninitialized;
+  *millijoules = static_cast<Gpu*>(device)->millijoules += 2000;
+  return success;
+}
+#endif
 
 #ifdef FAKE_NVML_OLD
 #define nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons

@@ -224,10 +224,9 @@ class Work(BenchmarkTest):
         self.assertAlmostEqual(found["seconds_per_20m_tokens"], 20e6 * 2.5 / (4 * 256 * 7))
         self.assertEqual([found[key] for key in ("joules_per_token", "node_efficiency", "node_ranks")], 3 * [None])
         self.assertIsNone(benchmark.figures(work, runs[:1])["mfu"])
-        runs[2].summary["gpus"] = [{"avg_power_watts": 300.0}, {"avg_power_watts": 500.0}]
-        self.assertAlmostEqual(benchmark.figures(work, runs)["joules_per_token"], 800 * 2.5 / (4 * 256 * 7))
-        runs[2].summary["gpus"][1]["avg_power_watts"] = 0  # not known
-        self.assertIsNone(benchmark.figures(work, runs)["joules_per_token"])
+        energy = {"mfu_6nd": 0.2, "joules_per_step": 50.5, "joules_per_token": 0.0125, "tokens_per_wh": 288000.0}
+        runs[2].summary |= energy
+        self.assertEqual({key: benchmark.figures(work, runs)[key] for key in energy}, energy)
 
     def test_efficiency_of_growing_work(self):
         """Against runs of this call, or results that are given; the former count."""
@@ -380,7 +379,7 @@ class SideBySide(BenchmarkTest):
         self.assertEqual((code, error), (0, ""))
         lines = {line.split("  ")[0]: re.split("  +", line)[1:] for line in output.splitlines()}
         for name, cells in {"result": ["PASSED", "FAILED"], "tokens/s": ["1,500,000", "9,000,000"],
-                            "MFU": ["45.7 %", "—"], "slowest rank, above the mean": ["3, +2.6 %"] * 2,
+                            "MFU, with attention": ["45.7 %", "—"], "slowest rank, above the mean": ["3, +2.6 %"] * 2,
                             "memory of a rank": ["2.00 GB", "3.00 GB"], "its reference": ["5.125000 ± 0.5"] * 2,
                             "difference": ["+1.2e-01"] * 2, "hosts (ranks)": ["n1 (4), n2 (4)"] * 2,
                             "processors of a host": ["4 x <CPU>"] * 2, "program": ["1.2.3 (abc)"] * 2}.items():
@@ -398,7 +397,7 @@ class SideBySide(BenchmarkTest):
                                             "seconds_per_20m_tokens": 12.5}, kind="weak", ranks=64, sequences=64)
         code, output, error = self.end("compare.py", first, second)
         self.assertEqual((code, error), (0, ""))
-        for line in (r"time of 20 million tokens +— +12\.5 s", r"energy of a token, GPUs +— +0\.5 mJ",
+        for line in (r"time of 20 million tokens +— +12\.5 s", r"energy of a token +— +0\.5 mJ",
                      r"efficiency against one node +— +90\.0 % \(8 ranks\)", r"work +full, weak, 8 sequences of 49152 +full, "):
             self.assertRegex(output, line)
         _, _, error = self.end("compare.py", first, self.write("c", kind="weak", ranks=8, sequences=16))

@@ -37,7 +37,7 @@ class Measurement:
     between: float  # share of the communication that went between nodes; nan without any
     provenance: dict  # text by name; empty in runs of earlier programs
     hosts: int  # machines of the ranks; 0 in runs of earlier programs
-    gpus: list  # by rank, a dictionary of each; empty on CPUs
+    gpus: list  # what read_gpu() returns, by rank or by group of ranks; empty on CPUs
     gpu_looks: int  # steps in which the run looked at them
 
     @property
@@ -146,18 +146,43 @@ def read_provenance(path):
     return {name: ", ".join(value) if isinstance(value, dict) else str(value) for name, value in facts.items()}
 
 
+def read_gpu(gpu, rank, path):
+    """What a summary.json says of the GPU of a rank, or of those of a group of ranks: figures by name; `slowest`, (mean
+    clock, rank), or None where no clock is known; `fastest`, the highest mean clock; and `throttled`, for each reason
+    the number of ranks and (looks, rank) of those with the most looks."""
+    tool.require(gpu, dict, path, "gpus")
+    figures = {key: tool.field(gpu, key, float, path, least=0)
+               for key in ("min_clock_mhz", "avg_clock_mhz", "max_power_watts")}
+    looks, clock = tool.field(gpu, "throttled", dict, path), figures["avg_clock_mhz"]
+    if "ranks" in gpu:
+        slowest, fastest = read_extremes(gpu, path) if clock > 0 else (None, 0)
+        return figures | {"slowest": slowest, "fastest": fastest, "throttled": {
+            name: read_throttled(gpu, name, path) for name in looks}}
+    return figures | {"slowest": (clock, rank) if clock > 0 else None, "fastest": clock, "throttled": {
+        name: (1, [(tool.field(looks, name, int, path), rank)]) for name in looks}}
+
+
+def read_extremes(group, path):
+    """Mean clock and rank of the slowest GPU of a group, and mean clock of the fastest."""
+    slow, fast = (tool.field(group, key, dict, path) for key in ("slowest", "fastest"))
+    clocks = [tool.field(gpu, "avg_clock_mhz", float, path, least=0) for gpu in (slow, fast)]
+    return (clocks[0], tool.field(slow, "rank", int, path, least=0)), clocks[1]
+
+
+def read_throttled(group, name, path):
+    """How many ranks of a group were throttled for a reason, and (looks, rank) of those with the most looks."""
+    found = tool.field(tool.field(group, "throttled_ranks", dict, path), name, dict, path)
+    most = [tool.require(one, dict, path, name) for one in tool.field(found, "most", list, path)]
+    return tool.field(found, "ranks", int, path, least=1), [
+        (tool.field(one, "looks", int, path), tool.field(one, "rank", int, path, least=0)) for one in most]
+
+
 def read_gpus(path):
     """What a summary.json says of the ranks' GPUs, and in how many steps the run looked at them."""
     summary = tool.read_json(path)
     if "gpus" not in summary:
         return [], 0
-    gpus = []
-    for gpu in tool.field(summary, "gpus", list, path):
-        tool.require(gpu, dict, path, "gpus")
-        figures = {key: tool.field(gpu, key, float, path, least=0)
-                   for key in ("min_clock_mhz", "avg_clock_mhz", "max_power_watts")}
-        throttled = tool.field(gpu, "throttled", dict, path)
-        gpus.append(figures | {"throttled": {name: tool.field(throttled, name, int, path) for name in throttled}})
+    gpus = [read_gpu(gpu, rank, path) for rank, gpu in enumerate(tool.field(summary, "gpus", list, path))]
     return gpus, tool.field(summary, "gpu_looks", int, path, least=1)
 
 

@@ -111,15 +111,16 @@ def throttled(m):
     """What held down the clocks of a run's GPUs, and on which ranks. For each reason it names the ranks that it held
     down most often."""
     found = {}
-    for rank, gpu in enumerate(m.gpus):
-        for name, looks in gpu["throttled"].items():
-            found.setdefault(name, []).append((looks, rank))
+    for gpu in m.gpus:
+        for name, (ranks, most) in gpu["throttled"].items():
+            count, known = found.get(name, (0, []))
+            found[name] = count + ranks, known + most
     texts = []
-    for name, ranks in sorted(found.items()):
+    for name, (count, ranks) in sorted(found.items()):
         ranks.sort(key=lambda pair: (-pair[0], pair[1]))
         named = ", ".join(f"{rank} ({looks / m.gpu_looks:.0%} of the looks)" for looks, rank in ranks[:4])
-        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        texts.append(f"{name} on rank{'s' if len(ranks) > 1 else ''} {named}{more}")
+        more = f" and {count - len(ranks[:4])} more" if count > len(ranks[:4]) else ""
+        texts.append(f"{name} on rank{'s' if count > 1 else ''} {named}{more}")
     return "; ".join(texts) or "none"
 
 
@@ -127,11 +128,12 @@ def gpus_table(analysis):
     """The table of GPUs; empty if no run has recorded any."""
     rows = [["ranks", "lowest mean SM clock", "on rank", "highest", "lowest seen", "most power", "throttled"]]
     for m in analysis.points:
-        known = [(gpu["avg_clock_mhz"], rank) for rank, gpu in enumerate(m.gpus) if gpu["avg_clock_mhz"] > 0]
+        known = [gpu["slowest"] for gpu in m.gpus if gpu["slowest"]]
         if known:
             slow, rank = min(known)
+            fast = max(gpu["fastest"] for gpu in m.gpus)
             least = min(gpu["min_clock_mhz"] for gpu in m.gpus if gpu["min_clock_mhz"] > 0)
-            rows.append([f"{m.ranks:,}", f"{slow:,.0f} MHz", rank, f"{max(known)[0]:,.0f} MHz", f"{least:,.0f} MHz",
+            rows.append([f"{m.ranks:,}", f"{slow:,.0f} MHz", rank, f"{fast:,.0f} MHz", f"{least:,.0f} MHz",
                          f"{max(gpu['max_power_watts'] for gpu in m.gpus):,.0f} W", throttled(m)])
     if len(rows) == 1:
         return ""

@@ -16,14 +16,14 @@ namespace {
 /// A job whose ranks go through the rounds of their heartbeats one after the other, in this process.
 class Job {
  public:
-  explicit Job(const NodeLayout& layout) : layout_(layout) {
+  explicit Job(const NodeLayout& layout, const std::vector<std::string>& hosts = {}) : layout_(layout) {
     for (int node = 0; node < layout.nodes(); ++node)
       nodes_.push_back(std::make_unique<HeartbeatSlot[]>(layout.ranks_on(node)));
     HeartbeatFiles(directory()).clear(layout.ranks());
     for (int rank = 0; rank < layout.ranks(); ++rank) {
       const int node = layout.node_of(rank);
       const std::span slots(nodes_[node].get(), static_cast<std::size_t>(layout.ranks_on(node)));
-      ranks_.push_back(std::make_unique<Heartbeats>(directory(), layout, rank, slots));
+      ranks_.push_back(std::make_unique<Heartbeats>(directory(), layout, rank, slots, hosts));
       ranks_.back()->begin();
       set(rank, {.collectives = 5, .activity = Activity::inside, .step = 3});
     }
@@ -71,6 +71,8 @@ class Job {
     const std::optional<Culprit> culprit = ranks_[rank]->culprit(5);
     return culprit ? text_of(*culprit, "beats") : "";
   }
+  /// The same as a message has it.
+  std::string message(int rank) const { return ranks_[rank]->text(ranks_[rank]->culprit(5).value_or(Culprit{})); }
   /// The nodes of which each rank blames somebody.
   std::vector<int> nodes_that_know() const {
     std::vector<int> nodes;
@@ -138,6 +140,14 @@ TEST(Heartbeats, NameARankThatIsStopped) {
       EXPECT_EQ(job.said(rank), "no sign of life from rank " + std::to_string(stopped) + ", stopped or dead");
     }
   }
+}
+
+TEST(Heartbeats, NameTheHostsOfSeveralNodes) {
+  Job job(NodeLayout::consecutive(6, 2), {"n7", "n8", "n9"});
+  EXPECT_EQ(job.message(0), "another rank has died or hangs");
+  job.rounds(4);
+  job.time_out([](int rank) { return rank == 3 || rank == 4; });
+  EXPECT_EQ(job.message(0), "no sign of life from ranks 3, 4 on nodes n8, n9, stopped or dead");
 }
 
 TEST(Heartbeats, NameTheRanksOfANodeThatIsStopped) {

@@ -66,7 +66,10 @@ TEST(TokenStream, EveryPartNeedsAShardThatHoldsItsSteps) {
   const auto refusal = [&](bool complete) {
     return error_of([&] { TokenStream(shards.infos, plan, EndOfData::wrap, complete); });
   };
-  EXPECT_EQ(refusal(complete), "no shard holds the 121 tokens of one step: the largest of 2 shards holds 100");
+  EXPECT_EQ(
+      refusal(complete),
+      "no shard holds the 121 tokens of one step: the largest of 2 shards holds 100; take fewer or shorter sequences, "
+      "or larger shards");
   EXPECT_EQ(refusal(!complete), "");
 }
 

@@ -106,7 +106,8 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                             {"gpu_rank", 3},
                             {"gpu_clock_mhz", 1755},
                             {"gpu_power_watts", 650.25},
-                            {"gpus_throttled", 2}}));
+                            {"gpus_throttled", 2},
+                            {"deck", 0}}));
   EXPECT_EQ(found[1], (json{{"step", 17},
                             {"validation_loss", 2.0 / 3},
                             {"validation_ms", 375.0},
@@ -265,17 +266,35 @@ TEST_F(MetricsTest, NumbersThatAreNotFiniteAreOwn) {
 }
 
 TEST_F(MetricsTest, StepsAreToldWithoutTheRun) {
-  EXPECT_EQ(recorded_steps(path()), 0);
+  EXPECT_EQ(recorded_run(path()).step, 0);
   put("");
-  EXPECT_EQ(recorded_steps(path()), 0);
+  EXPECT_EQ(recorded_run(path()).step, 0);
   EXPECT_EQ(metrics_warning(path(), 0), "");
   EXPECT_EQ(metrics_warning(path(), 3), path() + ": lacks steps 1 to 3, which an earlier job could not write");
   put("{\"step\":4}\n");
-  EXPECT_EQ(recorded_steps(path()), 0) << "a user's";
+  EXPECT_EQ(recorded_run(path()).step, 0) << "a user's";
   write(1, 2);
-  EXPECT_EQ(recorded_steps(path()), 2);
+  EXPECT_EQ(recorded_run(path()).step, 2);
   EXPECT_EQ(metrics_warning(path(), 2), "");
   EXPECT_EQ(metrics_warning(path(), 3), path() + ": lacks step 3, which an earlier job could not write");
+}
+
+TEST_F(MetricsTest, FirstLineTellsTheDeck) {
+  constexpr std::uint64_t mark = (std::uint64_t{1} << 53) - 1;
+  for (const long first_step : {0, 2}) {
+    Metrics metrics(/*active=*/true);
+    metrics.open(path(), first_step, first_step == 0 ? mark : 7);
+    for (long step = first_step; step < first_step + 3; ++step) {
+      metrics.add(ValidationMetrics{.step = step, .loss = 7});
+      metrics.add(StepMetrics{.step = step + 1});
+      metrics.flush();
+    }
+    EXPECT_EQ(recorded_run(path()).deck_mark, mark);
+    EXPECT_EQ(lines().front()["deck"], mark);
+    for (std::size_t i = 1; i < lines().size(); ++i) EXPECT_FALSE(lines()[i].contains("deck"));
+  }
+  put("{\"step\":0,\"validation_loss\":7.0,\"train_seconds\":0.0}\n");
+  EXPECT_FALSE(recorded_run(path()).deck_mark);
 }
 
 TEST_F(MetricsTest, WhatIsWrittenIntoTheFileMeanwhileStays) {

@@ -39,6 +39,15 @@ TEST(Nvml, WhatItDoesNotSayIsZero) {
 
 TEST(Nvml, OlderDriversNameAFunctionOtherwise) { EXPECT_EQ(Nvml("0000:1B:00.0", older).read().reasons, 0x44u); }
 
+TEST(Nvml, CountsEnergyWhereTheDriverDoes) {
+  const Nvml nvml("0000:1B:00.0", fake);
+  const std::optional<double> joules = nvml.joules();
+  ASSERT_TRUE(joules);
+  EXPECT_GE(*joules, 1000);
+  EXPECT_DOUBLE_EQ(*nvml.joules(), *joules + 2);
+  EXPECT_EQ(Nvml("0000:1B:00.0", older).joules(), std::nullopt);
+}
+
 TEST(Nvml, SeveralReadersEndOnTheirOwn) {
   const Nvml first("0000:1B:00.0", fake);
   { const Nvml second("0000:9A:00.0", fake); }

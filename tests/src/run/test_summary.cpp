@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/measure/trace_columns.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -42,6 +44,43 @@ TEST(Summary, HasTheUtilisationWhereItIsKnown) {
   summary.mfu = 0.25;
   EXPECT_EQ(json::parse(summary_json(summary))["mfu"], 0.25);
   EXPECT_NE(closing_lines(summary).find("\nFOM mfu 0.25\n"), std::string::npos);
+  summary.mfu_6nd = 0.125;
+  summary.peak_flops = 1.5e15;
+  EXPECT_EQ(json::parse(summary_json(summary))["mfu_6nd"], 0.125);
+  EXPECT_EQ(json::parse(summary_json(summary))["peak_flops"], 1.5e15);
+  const std::string lines = closing_lines(summary);
+  EXPECT_NE(lines.find("\nFOM mfu_6nd 0.125\n"), std::string::npos);
+  EXPECT_NE(lines.find("\nMFU 25.0% with attention, 12.5% by 6 N D, of the 1500.0 TFLOP/s of all GPUs\n"),
+            std::string::npos);
+}
+
+TEST(Summary, HasTheEnergyWhereItIsKnown) {
+  RunSummary summary{};
+  summary.progress.step = 14;
+  summary.first_step = 4;
+  summary.run_tokens = 5000;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules"));
+  EXPECT_EQ(closing_lines(summary).find("joules"), std::string::npos);
+  summary.energy.processors = 200;
+  json found = json::parse(summary_json(summary));
+  EXPECT_EQ(found["energy_source"], "processors: RAPL");
+  EXPECT_EQ(found["energy_joules"], 200);
+  EXPECT_EQ(found["joules_per_step"], 20);
+  EXPECT_EQ(found["joules_per_token"], 0.04);
+  EXPECT_EQ(found["tokens_per_wh"], 90'000);
+  EXPECT_FALSE(found.contains("processor_joules"));
+  summary.energy.gpus = 1000;
+  found = json::parse(summary_json(summary));
+  EXPECT_EQ(found["energy_source"], "GPUs: power");
+  EXPECT_EQ(found["energy_joules"], 1000);
+  EXPECT_EQ(found["processor_joules"], 200);
+  summary.energy.gpus_counted = true;
+  EXPECT_EQ(json::parse(summary_json(summary))["energy_source"], "GPUs: counters");
+  EXPECT_NE(closing_lines(summary).find("\nFOM energy_joules 1000\nFOM joules_per_step 100\nFOM joules_per_token 0.2\n"
+                                        "FOM tokens_per_wh 18000\n"),
+            std::string::npos);
+  summary.progress.step = 4;
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("energy_joules")) << "no step was made";
 }
 
 TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
@@ -60,6 +99,33 @@ TEST(Summary, HasTheGpusWhereSomebodyLookedAtThem) {
                                     {"max_power_watts", 420},
                                     {"throttled", {{"hw_thermal_slowdown", 9}}}}));
   EXPECT_NE(closing_lines(summary).find("\nGPUs: mean SM clock 1300 MHz on rank 1 to"), std::string::npos);
+}
+
+TEST(Summary, HasGpusOfGroupsOnManyRanks) {
+  RunSummary summary{};
+  summary.gpus.assign(4096, {1900, 1950, 600, 690, {{"sw_power_cap", 3}, {"hw_slowdown", 1}}});
+  summary.gpus[17] = {1200, 1300, 400, 420, {{"hw_slowdown", 9}}};
+  const TraceColumns columns(TraceRanks::automatic, NodeLayout::consecutive(4096, 8));
+  summary.gpu_groups = group_gpus(summary.gpus, columns);
+  const std::string text = summary_json(summary);
+  EXPECT_LT(text.size(), 150000u);
+  const json gpus = json::parse(text)["gpus"];
+  ASSERT_EQ(gpus.size(), 64u);
+  const json first = {{"first_rank", 0},
+                      {"ranks", 64},
+                      {"min_clock_mhz", 1200},
+                      {"avg_clock_mhz", 1950 - 650.0 / 64},
+                      {"avg_power_watts", 600 - 200.0 / 64},
+                      {"max_power_watts", 690},
+                      {"throttled", {{"hw_slowdown", 72}, {"sw_power_cap", 189}}},
+                      {"slowest", {{"rank", 17}, {"avg_clock_mhz", 1300}}},
+                      {"fastest", {{"rank", 0}, {"avg_clock_mhz", 1950}}}};
+  for (const auto& [key, value] : first.items()) EXPECT_EQ(gpus[0][key], value) << key;
+  const json slowed = gpus[0]["throttled_ranks"]["hw_slowdown"];
+  EXPECT_EQ(slowed["ranks"], 64);
+  EXPECT_EQ(slowed["most"].size(), 4u);
+  EXPECT_EQ(slowed["most"][0], (json{{"rank", 17}, {"looks", 9}}));
+  EXPECT_EQ(gpus[63]["first_rank"], 4032);
 }
 
 TEST(Summary, HasWhatRanksHaveSentInAStep) {
