@@ -9,9 +9,9 @@ namespace nanorun::kernels {
 /// Name and version, as OpenBLAS, MKL and BLIS tell them: "OpenBLAS 0.3.21 ..."; of others the file of the library.
 std::string blas_version();
 
-/// Lets the BLAS compute on the calling thread alone, since ranks share the cores of a node, unless its variable is set:
-/// OPENBLAS_NUM_THREADS, MKL_NUM_THREADS, BLIS_NUM_THREADS, or OMP_NUM_THREADS for NVPL. Does nothing to other libraries,
-/// which follow OMP_NUM_THREADS where they have threads.
+/// Lets the BLAS compute on the calling thread alone, since ranks share the cores of a node, unless its variable is
+/// set: OPENBLAS_NUM_THREADS, MKL_NUM_THREADS, BLIS_NUM_THREADS, or OMP_NUM_THREADS for NVPL. Does nothing to other
+/// libraries, which follow OMP_NUM_THREADS where they have threads.
 void limit_blas_threads();
 
 /// Whether the limits on this process leave room for the buffers that OpenBLAS allocates in its first GEMM. Without
