@@ -58,7 +58,7 @@ void limit_blas_threads() {
   set_one_thread<int>("openblas_set_num_threads", "OPENBLAS_NUM_THREADS");
   set_one_thread<int>("MKL_Set_Num_Threads", "MKL_NUM_THREADS");
   set_one_thread<long>("bli_thread_set_num_threads", "BLIS_NUM_THREADS");
-  set_one_thread<int>("nvpl_blas_set_num_threads", "NVPL_BLAS_NUM_THREADS");
+  set_one_thread<int>("nvpl_blas_set_num_threads", "OMP_NUM_THREADS");
 }
 
 bool room_for_blas_buffers() {

@@ -9,8 +9,8 @@ namespace nanorun::kernels {
 /// Name and version, as OpenBLAS, MKL and BLIS tell them: "OpenBLAS 0.3.21 ..."; of others the file of the library.
 std::string blas_version();
 
-/// Lets the BLAS compute on the calling thread alone, since ranks share the cores of a node, unless its own variable is
-/// set: OPENBLAS_NUM_THREADS, MKL_NUM_THREADS, BLIS_NUM_THREADS or NVPL_BLAS_NUM_THREADS. Does nothing to other
+/// Lets the BLAS compute on the calling thread alone, since ranks share the cores of a node, unless its variable is
+/// set: OPENBLAS_NUM_THREADS, MKL_NUM_THREADS, BLIS_NUM_THREADS, or OMP_NUM_THREADS for NVPL. Does nothing to other
 /// libraries, which follow OMP_NUM_THREADS where they have threads.
 void limit_blas_threads();
 
