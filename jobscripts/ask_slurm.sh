@@ -2,9 +2,10 @@
 # What Slurm can say about a site; site.sh sources this file, in zsh too.
 # Defines: ask_slurm.
 
-# ask_slurm PROGRAM: sets what the settings leave open: SLURM_MPI_TYPE, how srun starts its MPI; outside jobs
-# also SBATCH_PARTITION, if Slurm's default does not fit, and SBATCH_GPUS_PER_NODE, if the program computes on GPUs.
-# Outside jobs a line says what holds. Without Slurm nothing happens; a Slurm that does not answer costs seconds.
+# ask_slurm PROGRAM: sets what the settings leave open. In jobs and outside: SLURM_MPI_TYPE, how srun starts the MPI of
+# the program. Outside jobs: SBATCH_PARTITION, if Slurm's default does not fit, SBATCH_GPUS_PER_NODE, if the program
+# computes on GPUs, and a line that says what holds. Without Slurm nothing happens. A Slurm that does not answer costs at
+# most 20 seconds.
 ask_slurm() {
   command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
   local nanorun=$1 libraries offered mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
@@ -16,7 +17,9 @@ ask_slurm() {
       *libmpich.* | *libmpi.so.12*) mpi_type=pmi2 ;; # MPICH, Intel MPI, MVAPICH
     esac
     # Some Open MPI 4 has PMI2 too.
-    if [[ $mpi_type == pmix && $offered != *pmix* ]] && ompi_info 2>/dev/null | grep -q 'pmix: s2'; then mpi_type=pmi2; fi
+    if [[ $mpi_type == pmix && $offered != *pmix* ]] && ompi_info 2>/dev/null | grep -q 'pmix: s2'; then
+      mpi_type=pmi2
+    fi
     if [[ $mpi_type != none && $offered == *$mpi_type* ]]; then export SLURM_MPI_TYPE=$mpi_type; fi
   fi
   [[ -z ${in_job-} ]] || return 0

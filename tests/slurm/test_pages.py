@@ -62,8 +62,10 @@ class Pages(SlurmTest):
             self.write_script(stubs / name, "")
         mpirun = shutil.which(small_run.MPIRUN)
         del self.slurm.environment["NANORUN_BUILD"]
-        # Ranks on one machine would meet in its shared memory, each as one of its node.
-        self.slurm.environment["OMPI_MCA_btl"] = "self,tcp"
+        # There may be fewer cores than ranks, and the test may run as root. Ranks of two nodes would else meet in the
+        # shared memory of the one machine.
+        self.slurm.environment |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self,tcp"}
         self.slurm.environment["PATH"] = f"{stubs}:{Path(mpirun).parent}:{self.slurm.environment['PATH']}"
 
     def write_script(self, path, text):
@@ -93,8 +95,9 @@ class Pages(SlurmTest):
             self.assertIn(f"`{command}`", self.readme.read_text())
 
     def run_page(self, page, leave_out=(), only=None):
-        """Runs the commands of a page and waits for their jobs, each of which must end well; those that begin with words
-        of `leave_out` do not run, and with `only` no others but those that prepare them. Returns what was printed."""
+        """Runs the commands of a page and waits for their jobs, each of which must end well. Those that begin with words
+        of `leave_out` do not run; with `only` none run but these and those that set variables. Returns what was
+        printed."""
         self.check_exceptions()
         script = []
         for command in commands_of(page):
@@ -127,8 +130,8 @@ class Pages(SlurmTest):
         self.assertIn("The model writes:", said)
         for name in re.findall(r"^  (\S+) {2,}\S", said.partition("Everything lies in")[2], re.MULTILINE):
             self.assertTrue((self.folder / "outputs/quickstart" / name).exists(), name)
-        self.assertIn(f"site.sh: jobs run {self.folder}/build/h100/bin/nanorun, partition main, GPUs of a node: h100:8, "
-                      "srun --mpi=pmix\n", said)
+        self.assertIn(f"site.sh: jobs run {self.folder}/build/h100/bin/nanorun, partition main, GPUs of a node: "
+                      "h100:8, srun --mpi=pmix\n", said)
         self.assert_trained("first", ranks=8)
         self.assertRegex(self.jobs[0], r"NumNodes=1 .*TresPerNode=gres:gpu:8\b")
 

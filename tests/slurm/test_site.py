@@ -75,8 +75,10 @@ class AskSlurm(Script):
                 (CUDA, cpu + gpu, ("gpu", "4")), (OPEN_MPI, cpu + gpu, ("", "")),
                 (CUDA, gpu.replace("gpu|", "gpu*|", 1) + h100, ("hopper", "h100:8")),
                 (CUDA, "up|old|gpu:a100:4\nup|new*|gpu:a100:2\n", ("", "a100:2")),
-                (CUDA, "down|hopper|gpu:h100:8\n" + gpu, ("gpu", "4")), (OPEN_MPI, "up|a|(null)\nup|b|(null)\n", ("a", "")),
-                (CUDA, "up|main*|(null)\nup|main*|gpu:h200:8\n", ("", "h200:8")), (CUDA, cpu, ("", "")), (CUDA, "", ("", ""))):
+                (CUDA, "down|hopper|gpu:h100:8\n" + gpu, ("gpu", "4")),
+                (OPEN_MPI, "up|a|(null)\nup|b|(null)\n", ("a", "")),
+                (CUDA, "up|main*|(null)\nup|main*|gpu:h200:8\n", ("", "h200:8")),
+                (CUDA, cpu, ("", "")), (CUDA, "", ("", ""))):
             with self.subTest(libraries=libraries, partitions=partitions):
                 self.answer(libraries=libraries, partitions=partitions)
                 self.assertEqual(self.source()[1:], expected)
@@ -106,7 +108,8 @@ class AskSlurm(Script):
         self.source(NANORUN_BUILD=str(self.top))
         missing, line = self.said.splitlines()
         self.assertEqual(missing, f"site.sh: {program}: no such program; build it, or set NANORUN_BUILD")
-        self.assertEqual(line, f"site.sh: jobs run {program}, partition hopper, GPUs of a node: h100:8, srun --mpi=pmix")
+        self.assertEqual(line, f"site.sh: jobs run {program}, partition hopper, GPUs of a node: h100:8, "
+                               "srun --mpi=pmix")
         program.parent.mkdir()
         program.touch(mode=0o755)
         self.source(NANORUN_BUILD=str(self.top))
@@ -121,7 +124,7 @@ class AskSlurm(Script):
         """Also where a command of Slurm fails."""
         self.answer(libraries=OPEN_MPI)
         for name in ("srun", "sinfo"):
-            self.write_stub(name, "#!/bin/sh\necho 'srun: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+            self.write_stub(name, "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1\n")
         self.assertEqual(self.source(), ("", "", ""))
         self.assertIn("partition unknown, GPUs of a node: none, srun --mpi=MpiDefault\n", self.said)
         path = self.top / "path"
