@@ -12,7 +12,6 @@ site_configuration = {
                 "launcher": "srun",
                 "access": ["--account=project", "--partition=gpu", "--gpus-per-node=8"],
                 "environs": ["builtin"],
-                "env_vars": [["SLURM_MPI_TYPE", "pmix"]],  # `srun --mpi=list` names what Slurm offers
             }],
         },
         {
