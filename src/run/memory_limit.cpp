@@ -15,18 +15,16 @@ namespace nanorun {
 
 namespace {
 
-/// The keys that lower what the activations take.
+/// The key that lowers most what the activations take, and the length, which always does.
 std::string activation_remedy(const Config& config) {
-  const auto lowers = [&](const Config& changed) {
-    return Model<Real>::memory_bytes(changed) < Model<Real>::memory_bytes(config);
-  };
-  Config changed = config;
-  changed.validation.length = std::min(config.validation.length, longest_length(config));
-  if (lowers(changed)) return "lower validation.length";
-  changed = config;
-  changed.train.recompute = Recompute::mlp;
+  Config recomputes = config, validates = config;
+  recomputes.train.recompute = Recompute::mlp;
+  validates.validation.length = std::min(config.validation.length, longest_length(config));
+  const std::size_t now = Model<Real>::memory_bytes(config), with_recompute = Model<Real>::memory_bytes(recomputes),
+                    with_validation = Model<Real>::memory_bytes(validates);
+  if (with_validation < std::min(now, with_recompute)) return "lower validation.length";
   const std::string length = config.stage.empty() ? "lower train.length" : "lower the longest stage.N.length";
-  return (lowers(changed) ? "set train.recompute = \"mlp\" or " : "") + length;
+  return (with_recompute < now ? "set train.recompute = \"mlp\" or " : "") + length;
 }
 
 /// A term of the plan in messages, as the dry run's text calls it.

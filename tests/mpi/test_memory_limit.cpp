@@ -34,6 +34,9 @@ TEST(MemoryShortage, OfActivationsNamesTheKeysThatHelp) {
     return text.substr(text.rfind(": ") + 2);
   };
   EXPECT_EQ(advice(), "set train.recompute = \"mlp\" or lower train.length");
+  config.validation.length = 1025;  // lowering it would gain less
+  EXPECT_EQ(advice(), "set train.recompute = \"mlp\" or lower train.length");
+  config.validation.length = 1024;
   config.train.recompute = Recompute::mlp;
   EXPECT_EQ(advice(), "lower train.length");
   config.validation.length = 1 << 20;
