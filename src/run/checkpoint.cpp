@@ -133,10 +133,11 @@ std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& 
     quietly([&] {
       if (!h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint)) whose = nullptr;
     });
-    // What a write that was cut short has left can often not be read.
+    // A write that was cut short leaves no file that verifies.
     quietly([&] {
-      if (whose == nullptr && other_part(read_checkpoint_header(alone, path)) != nullptr)
-        whose = "a checkpoint of another run";
+      if (whose != nullptr || other_part(read_checkpoint_header(alone, path)) == nullptr) return;
+      verify_checkpoint(alone, path);
+      whose = "a checkpoint of another run";
     });
     std::string warning;
     if (whose != nullptr) {

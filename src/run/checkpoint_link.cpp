@@ -139,6 +139,7 @@ void CheckpointLink::enter(const std::string& directory) {
     truncate_file(path, lock.earlier_note().size(), code);
     require_own(directory, target, own_run);
     overwrite_start(path, note, code);
+    truncate_file(path, note.size(), code);
   }
   if (!lock.supported()) warn(target + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
