@@ -117,25 +117,32 @@ void Checkpoints::make_directory(const std::string& next) {
       remove_file(path, ExitCode::checkpoint);
       continue;
     }
-    if (path == next) set_aside(path, ExitCode::checkpoint);
-    if (path == next || kept_.insert(path).second) warn(warning);
+    if (path == next) {
+      set_aside(path, ExitCode::checkpoint);
+    } else {
+      kept_.insert(path);
+    }
+    warn(warning);
   }
 }
 
-/// `next`: the partial file of the next write, which is renamed if it is not nanorun's.
+/// `next`: the partial file of the next write, which is renamed if it is not nanorun's. Other files of which a warning
+/// has told are left out, so that no save reads them again.
 std::vector<Checkpoints::Unfinished> Checkpoints::unfinished(const std::string& next) const {
   std::vector<Unfinished> found;
-  Comm alone(MPI_COMM_SELF);
   for (const std::string& name : list_directory(directory_, ExitCode::checkpoint)) {
     if (!step_of_unfinished(name)) continue;
     const std::string path = directory_ + "/" + name;
+    if (path != next && kept_.contains(path)) continue;
     const char* whose = "no checkpoint of nanorun's";  // also where it cannot be read
     quietly([&] {
       if (!h5::is_foreign_partial(path, checkpoint_format, ExitCode::checkpoint)) whose = nullptr;
     });
     // A write that was cut short leaves no file that verifies.
     quietly([&] {
-      if (whose != nullptr || other_part(read_checkpoint_header(alone, path)) == nullptr) return;
+      if (whose != nullptr) return;
+      Comm alone(MPI_COMM_SELF);
+      if (other_part(read_checkpoint_header(alone, path)) == nullptr) return;
       verify_checkpoint(alone, path);
       whose = "a checkpoint of another run";
     });

@@ -20,6 +20,12 @@ std::string lock_text(const std::string& directory) {
   return has_file(path, code) ? read_text(path, max_text, code) : "";
 }
 
+/// Replaces what a lock file says, whose lock this process holds.
+void write_lock_text(const std::string& path, const std::string& text) {
+  overwrite_start(path, text, code);
+  truncate_file(path, text.size(), code);
+}
+
 /// Whether a run has its directory there.
 bool is_of_a_run(const std::string& directory) {
   std::string text;
@@ -35,7 +41,7 @@ void note_new_owner(const std::string& target, const std::string& run) {
     const std::string owner = fmt::format("{}.{}", run, number);
     if (kind_of_entry(owner, code) == FileKind::absent) return;
     if (same_file(owner + "/checkpoints", target, code))
-      overwrite_start(target + lock_name, own_name() + checkpoints_of + canonical_path(owner, code), code);
+      write_lock_text(target + lock_name, own_name() + checkpoints_of + canonical_path(owner, code));
   }
 }
 
@@ -135,11 +141,9 @@ void CheckpointLink::enter(const std::string& directory) {
   if (lock.held_by()) throw in_use(directory, target, *lock.held_by());
   if (lock.earlier_note() != seen) {
     // Another run had the lock after this one had looked.
-    overwrite_start(path, lock.earlier_note(), code);
-    truncate_file(path, lock.earlier_note().size(), code);
+    write_lock_text(path, lock.earlier_note());
     require_own(directory, target, own_run);
-    overwrite_start(path, note, code);
-    truncate_file(path, note.size(), code);
+    write_lock_text(path, note);
   }
   if (!lock.supported()) warn(target + ": no locks on this file system; nothing keeps a second job away");
   lock_ = std::move(lock);
