@@ -1,5 +1,6 @@
 """The model of the step time: what it takes from plans and runs, the fit, and the forecast."""
 
+import json
 import math
 import types
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from support import ROOT, ScalingTest, plan_for, planned, small_run
 
-from study import StudyError, analysis, model, plan, program
+from study import StudyError, analysis, model, plan, program, study_file
 from study.model import Forecast, Link, Model, Point
 from study.plan import Plan, Traffic
 
@@ -72,6 +73,24 @@ class Plans(ScalingTest):
         self.assertEqual(counts("strong", 12, 4096), [1, 2, 4, 12])
         self.assertEqual(counts("strong", 64, 16), [1, 2, 4, 8, 16])
         self.assertEqual(counts("weak", 1, 4096)[-2:], [2048, 4096])
+
+    def test_more_ranks_than_sequences_have_shorter_ones(self):
+        """As in the measured runs: a rank count is predicted and measured by the same plan."""
+        study = {"kind": "strong", "sequences": 2, "ranks": (1, 8), "more": "length = 1024\n[prediction]\nmax_ranks = 64"}
+        measured, predicted = self.write(**study)
+        self.assertEqual([p.ranks for p in predicted], [1, 2, 4, 8, 16])  # of 128 tokens each at last
+        for n, found in measured.items():
+            self.assertEqual(next(p for p in predicted if p.ranks == n), found)
+        self.assertEqual(json.loads((self.read_study(**study).folder / plan.PLANS).read_text())["of"]["length"], 1024)
+
+    def test_the_strong_study_for_large_machines(self):
+        """All measured and predicted steps have the same tokens."""
+        study = study_file.read_study(ROOT / "inputs/scaling/strong_124m.toml")
+        self.assertEqual(list(study.ranks), plan.predicted_ranks(study))
+        self.assertEqual((study.ranks[-1], study.prediction.sequences), (4096, 0))
+        for n in study.ranks:
+            deck = dict(word.split("=", 1) for word in study.run(n, 1).arguments if "=" in word)
+            self.assertEqual(int(deck["train.sequences"]) * int(deck["train.length"]), 1572864, n)
 
     def write(self, **values):
         study = self.read_study(**values)

@@ -10,6 +10,7 @@ import tool
 from . import StudyError
 from .placement import most_of_node, ranks_of_node
 from .program import dry_run, find_program
+from .study_file import SHORTEST
 
 PLANS = "plans.json"  # in the directory of a study: the plans of the "measured" and of the "predicted" rank counts
 RULES = ("muon", "adam")  # update rules whose cost study/model.py knows
@@ -84,12 +85,13 @@ def read_plans(folder):
 
 
 def predicted_ranks(study):
-    """Rank counts of the prediction: powers of two and the largest one."""
+    """Rank counts of the prediction: powers of two and the largest one. More ranks than sequences of a step have shorter
+    ones, as in the measured runs, where the study has a length to shorten."""
     most = study.prediction.max_ranks
     if study.kind == "strong":
-        most = min(most, study.sequences)
+        most = min(most, study.sequences * max(1, study.length // SHORTEST))
     counts = sorted({*(1 << i for i in range(most.bit_length())), most})
-    return [n for n in counts if study.step_sequences(n) % n == 0]
+    return [n for n in counts if study.shares_evenly(n) and study.cuts_evenly(n)]
 
 
 class Planner:
@@ -126,8 +128,9 @@ def nodes_of_deck(table):
 def subject(study):
     """What plans.json is about: the plans of other settings are others."""
     keys = ("max_ranks", "sequences", "ranks_per_node", "memory")
+    length = {"length": study.length} if study.length else {}
     return {"ranks": list(study.ranks), "ranks_per_node": study.launch.ranks_per_node,
-            "prediction": {key: getattr(study.prediction, key) for key in keys}}
+            "prediction": {key: getattr(study.prediction, key) for key in keys}} | length
 
 
 def write_plans(study, program):

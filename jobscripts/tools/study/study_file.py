@@ -108,6 +108,14 @@ class Study:
         """Ranks that share a sequence, each with a shorter one in its place."""
         return max(1, ranks // self.sequences) if self.kind == "strong" and self.length else 1
 
+    def shares_evenly(self, ranks):
+        """Whether each of so many ranks has as many whole sequences as the others."""
+        return self.step_sequences(ranks) * self.parts(ranks) % ranks == 0
+
+    def cuts_evenly(self, ranks):
+        """Whether the sequences of so many ranks are long enough to be shortened for them."""
+        return not self.length or self.length % (SHORTEST * self.parts(ranks)) == 0
+
     def rounds(self):
         """All runs, those together that start side by side. The rank counts take turns, so that a machine that becomes
         slower affects all of them."""
@@ -179,8 +187,8 @@ def check_ranks(study):
         raise StudyError(f"study.length must be a multiple of {SHORTEST}, for strong scaling")
     if study.launch.fill and ranks[-1] > study.launch.cores:
         raise StudyError(f"launch.fill: {ranks[-1]} ranks do not fit on {study.launch.cores} cores")
-    refused = [n for n in ranks if study.step_sequences(n) * study.parts(n) % n]
-    short = [n for n in ranks if study.length and study.length % (SHORTEST * study.parts(n))]
+    refused = [n for n in ranks if not study.shares_evenly(n)]
+    short = [n for n in ranks if not study.cuts_evenly(n)]
     if short and not refused:
         raise StudyError(f"study.ranks: {study.length} tokens of a sequence cannot be divided among {short[0]} ranks in "
                          f"multiples of {SHORTEST}")
