@@ -60,6 +60,22 @@ class Plans(ScalingTest):
         self.assertEqual(many.muon, plan_for(64).muon)
         self.assertEqual([p.idle for p in (one, few, many)], [0, 0, 8])
 
+    def test_messages_inside_a_node(self):
+        """As docs/scaling.md has them: S + (R - 2) h, whatever the number of nodes."""
+        for size in (3, 4, 8):
+            for nodes in (1, 2, 4):
+                table = planned("--ranks", str(size * nodes), f"train.sequences={size * nodes}", "--ranks-per-node",
+                                str(size))
+                units = [bucket["units"] for bucket in table["buckets"] if bucket["travels"]]
+                pieces = sum(min(count, size) for count in units)
+                shares = (table["sent"]["inside"]["messages"] - pieces) / (size - 2)
+                with self.subTest(size=size, nodes=nodes):
+                    self.assertEqual(shares, int(shares))
+                    self.assertGreaterEqual(shares, pieces / size)
+                    self.assertLessEqual(shares, len(units))
+                    rounds = (nodes - 1).bit_length()
+                    self.assertLessEqual(table["sent"]["between"]["messages"], 3 * len(units) * rounds)
+
     def test_nodes_that_the_deck_emulates(self):
         self.assertTrue(plan_for(8, "comm.ranks_per_node=2").emulated)
         self.assertEqual(plan_for(8, "comm.ranks_per_node=2").nodes, 4)

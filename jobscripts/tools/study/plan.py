@@ -26,6 +26,14 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Consecutive steps of equal work."""
+
+    steps: int
+    flops: float  # of a step on all ranks
+
+
+@dataclass(frozen=True)
 class Plan:
     """A step on a number of ranks."""
 
@@ -41,7 +49,7 @@ class Plan:
     idle: int  # ranks that own no matrix of some shape
     refusal: str = ""  # why the program refuses the run; empty where it does not
     model: str = ""  # fingerprint; empty in plans of earlier programs
-    flops: float = 0.0  # of a step on all ranks, of the first stage
+    stages: tuple = ()  # one where the deck has none; empty in plans of earlier programs
 
 
 def traffic_of(sent, level, path):
@@ -49,10 +57,11 @@ def traffic_of(sent, level, path):
     return Traffic(tool.field(table, "messages", float, path, least=0), tool.field(table, "bytes", float, path, least=0))
 
 
-def flops_of(table, path):
+def stages_of(table, path):
     stages = [tool.require(stage, dict, path, "a stage")
               for stage in tool.field({"stages": []} | table, "stages", list, path)]
-    return tool.field(stages[0], "flops_per_step", float, path, least=0, most=1e30) if stages else 0.0
+    return tuple(Stage(tool.field(stage, "steps", int, path, least=0),
+                       tool.field(stage, "flops_per_step", float, path, least=0, most=1e30)) for stage in stages)
 
 
 def plan_of(table, path):
@@ -71,7 +80,7 @@ def plan_of(table, path):
                 tool.field(tool.field(table, "memory_bytes", dict, path), "total", int, path, least=1),
                 max((tool.field(shape, "ranks_without", int, path, least=0) for shape in shapes), default=0),
                 tool.field({"refusal": ""} | table, "refusal", str, path),
-                tool.field({"model": ""} | table, "model", str, path), flops_of(table, path))
+                tool.field({"model": ""} | table, "model", str, path), stages_of(table, path))
 
 
 def read_plans(folder):
@@ -82,6 +91,20 @@ def read_plans(folder):
     measured, predicted = ([plan_of(tool.require(table, dict, path, "a plan"), path)
                             for table in tool.field(tables, name, list, path)] for name in ("measured", "predicted"))
     return {plan.ranks: plan for plan in measured}, predicted
+
+
+def counted_steps(study, planned):
+    """The first of the steps of a run that count, and the one behind the last. Throws StudyError."""
+    if study.stage < 0:
+        return study.warmup, study.steps
+    steps = [stage.steps for stage in planned.stages]
+    if study.stage >= len(steps):
+        raise StudyError(f"study.stage: the deck has no stage {study.stage}; its stages are 0 to {len(steps) - 1}")
+    begin = sum(steps[:study.stage])
+    if steps[study.stage] <= study.warmup:
+        raise StudyError(f"study.stage: stage {study.stage} has {steps[study.stage]} of the {study.steps} steps, of which "
+                         f"study.warmup = {study.warmup} do not count; take more steps")
+    return begin + study.warmup, begin + steps[study.stage]
 
 
 def predicted_ranks(study):
@@ -144,6 +167,8 @@ def write_plans(study, program):
 
     measured = [planner.accepted(study, n, *nodes(0 if emulated else ranks_of_node(study.launch, n)))
                 for n in study.ranks]
+    if study.stage >= 0:
+        counted_steps(study, plan_of(measured[0], PLANS))
     future = replace(study, sequences=prediction.sequences or study.sequences)
     size = prediction.ranks_per_node or (0 if emulated else most_of_node(study.launch))
     memory = ("--memory", prediction.memory) if prediction.memory else ()

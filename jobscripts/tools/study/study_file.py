@@ -85,6 +85,7 @@ class Study:
     steps: int
     warmup: int  # first steps of a run that are not counted
     length: int = 0  # strong: tokens of a sequence; more ranks than sequences have one each, shorter. 0: the deck's
+    stage: int = -1  # of the deck: its steps alone count; -1: all steps do
     repeats: int = 1
     machine: str = ""  # name of the machine in the report
     outputs: str = "outputs"
@@ -235,6 +236,8 @@ def check(study):
     for key, most in LIMITS.items():
         if not 1 <= getattr(study, key) <= most:
             raise StudyError(f"study.{key} must be at least 1 and at most {most}")
+    if not -1 <= study.stage < study.steps:
+        raise StudyError("study.stage must be the number of a stage of the deck, from 0, or -1")
     if not 0 <= study.warmup < study.steps:
         raise StudyError("study.warmup must be at least 0 and less than study.steps")
     prediction = study.prediction
