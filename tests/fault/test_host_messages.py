@@ -1,5 +1,4 @@
-"""What the ranks tell each other in a step beside gradients and weights, as calls of MPI: docs/scaling.md has the formulas
-that are checked here."""
+"""What the ranks tell each other in a step, as calls of MPI: docs/scaling.md has the formulas that are checked here."""
 
 import json
 import os
@@ -9,7 +8,7 @@ from test_layouts import DECK, VOCABULARY, write_permutations
 
 NUMBER = 8  # bytes
 REASONS = 10  # to stop, and none
-LAYERS = 2  # of DECK, whose tables all have the rows of its tokens
+LAYERS, SIZE = 2, 4 * 10249  # bytes of the gradients, and of the weights, of DECK, whose tables have the rows of its tokens
 FP8 = ("train.mlp_precision=fp8",)
 
 
@@ -46,10 +45,14 @@ class HostMessages(FaultTest):
         words = -(-VOCABULARY // 64)  # a bit for each row that a rank may have read
         maxima = (1, LAYERS) if FP8[0] in overrides else (0, 0)
         agreement, of_node, of_nodes = 1 + REASONS, 2 * per_node + 1, 2 * nodes + 1
-        for size, level in ((per_node, "inside"), (nodes, "between")):
+        # Inside a node each rank gets all gradients of its share and all weights of the others; each node gets each once.
+        tensors = 2 * SIZE
+        for size, level, total in ((per_node, "inside", nodes * (per_node - 1) * tensors),
+                                   (nodes, "between", (nodes - 1) * tensors)):
             messages = [calls.pop(("Isend", size), (0, 0)) for calls in steps]
             self.assertEqual({"messages": max(number for number, _ in messages),
                               "bytes": max(given for _, given in messages)}, sent[level])
+            self.assertEqual(sum(given for _, given in messages), total)
         for calls in steps:
             wanted = {("Allgather", per_node): (1, NUMBER * words)}
             if nodes == 1:
