@@ -138,6 +138,15 @@ class Plans(ScalingTest):
         with self.assertRaisesRegex(StudyError, "--memory"):
             self.write(ranks=(1,), more='[prediction]\nmemory = "much"')
 
+    def test_predicted_runs_have_shards_of_their_own(self):
+        """They may take steps that the shards here do not hold; measured ones may not."""
+        small_run.write_data(self.folder)
+        shards = f"overrides = ['data.train=[\"{self.folder}/data.h5\"]']\n"
+        _, predicted = self.write(kind="weak", sequences=1, ranks=(1,), more=shards + "[prediction]\nmax_ranks = 65536\n")
+        self.assertEqual((predicted[-1].ranks, [p.refusal for p in predicted]), (65536, [""] * 17))
+        with self.assertRaisesRegex(StudyError, "no shard holds the"):
+            self.write(kind="weak", sequences=65536, ranks=(1,), more=shards)
+
     def test_decks_that_the_program_refuses(self):
         with self.assertRaisesRegex(StudyError, "widht"):
             self.write(more='overrides = ["model.widht=64"]')

@@ -123,17 +123,18 @@ class Planner:
     def __init__(self, program):
         self.program, self.known = program, {}
 
-    def plan(self, study, ranks, *options):
+    def plan(self, study, ranks, *options, elsewhere=False):
         """The plan of a run as a dictionary. Its "refusal" says why the program refuses the run; empty where not."""
         run = study.run(ranks, 1)
         words = ("--json", "--ranks", str(ranks), *options)
-        if (run.sequences, words) not in self.known:
-            shown, refusal = dry_run(self.program, run, *words)
+        question = (run.sequences, words, elsewhere)
+        if question not in self.known:
+            shown, refusal = dry_run(self.program, run, *words, elsewhere=elsewhere)
             try:
-                self.known[run.sequences, words] = json.loads(shown) | {"refusal": refusal}
+                self.known[question] = json.loads(shown) | {"refusal": refusal}
             except ValueError:
                 raise StudyError(refusal or f"{self.program} prints no plan of the deck") from None
-        return self.known[run.sequences, words]
+        return self.known[question]
 
     def accepted(self, *question):
         """A plan() that is not refused. Throws StudyError."""
@@ -172,7 +173,7 @@ def write_plans(study, program):
     future = replace(study, sequences=prediction.sequences or study.sequences)
     size = prediction.ranks_per_node or (0 if emulated else most_of_node(study.launch))
     memory = ("--memory", prediction.memory) if prediction.memory else ()
-    predicted = [planner.plan(future, n, *nodes(size), *memory) for n in predicted_ranks(future)]
+    predicted = [planner.plan(future, n, *nodes(size), *memory, elsewhere=True) for n in predicted_ranks(future)]
     plans = {name: [{key: value for key, value in table.items() if key not in LARGE} for table in tables]
              for name, tables in (("measured", measured), ("predicted", predicted))}
     tool.write(study.folder / PLANS, json.dumps({"of": subject(study)} | plans, indent=1) + "\n")
