@@ -1,11 +1,12 @@
 """machine.json: the dry run predicts the step that the study's model gives."""
 
 import json
+import subprocess
 import types
 from dataclasses import replace
 
 import numpy as np
-from support import PHASES, ScalingTest, small_run, write_run
+from support import PHASES, ROOT, ScalingTest, deadline, small_run, write_run
 
 from study import StudyError, gather, machine, plan, program
 from study.model import Forecast, Link, Model
@@ -58,6 +59,14 @@ class MachineFile(ScalingTest):
         shown, refusal = program.dry_run(small_run.PROGRAM, self.study.run(1, 1), "--machine", str(self.file))
         self.assertEqual(refusal, "")
         self.assertRegex(shown, r"\npredicted step +\d+(\.\d+)? ms; the study was off by up to 1[23] %\n")
+
+    def test_the_machine_in_inputs(self):
+        """It predicts a step that its study has measured (docs/scaling.md); the CPU build sends other formats."""
+        out = deadline.run([small_run.PROGRAM, "train", "--dry-run", "--json", "--ranks", "4", "--ranks-per-node", "2",
+                            "--machine", ROOT / "inputs/machines/h200_record21.json", ROOT / "inputs/record21.toml",
+                            "train.sequences=8", "window.first=896", "window.last=896"], 60, check=True,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+        self.assertAlmostEqual(json.loads(out)["predicted_step_seconds"] / 0.1328, 1, delta=0.03)
 
     def refusal(self, *overrides):
         study = self.read_study(sequences=48, more=f"overrides = {json.dumps(overrides)}")
