@@ -87,7 +87,8 @@ void predict_steps(std::span<const Machine> machines, TrainingPlan& plan, const 
   };
   for (const Machine& machine : machines)
     if (machine.model != model) refuse(machine, "the study trained another model");
-  bool predicted = machines.empty();
+  if (machines.empty()) return;
+  bool predicted = false;
   for (StagePlan& stage : plan.stages) {
     const double flops = stage.flops / sequences;
     const auto machine = std::ranges::find_if(

@@ -32,8 +32,8 @@ struct Machine {
 Machine read_machine(const std::string& path);
 
 /// Predicts the step of each stage of a plan with so many sequences in all, by the first machine whose study has made
-/// steps of its FLOPs of a sequence; StagePlan::unknown says of the others why not. Throws Error(usage) where a study
-/// has trained another model, or no stage can be predicted.
+/// steps of its FLOPs of a sequence; StagePlan::unknown says of the others why not. Does nothing without machines.
+/// Throws Error(usage) where a study has trained another model, or no stage can be predicted.
 void predict_steps(std::span<const Machine> machines, TrainingPlan& plan, const std::string& model, int sequences);
 
 }  // namespace nanorun

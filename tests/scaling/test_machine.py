@@ -111,6 +111,11 @@ class MachineFile(ScalingTest):
         self.assertRegex(shown, r"\npredicted step of stage 0 +not known: its sequences take other work: ")
         self.assertRegex(shown, r"\npredicted step of stage 1 +\d+(\.\d+)? ms; the study was off by up to 25 %\n")
 
+    def test_nothing_is_predicted_without_a_machine(self):
+        shown, _ = program.dry_run(small_run.PROGRAM, self.staged(0).run(1, 1))
+        self.assertNotIn("predicted step", shown)
+        self.assertNotIn("predicted", json.dumps(self.planner.accepted(self.study, 6)))
+
     def test_a_study_of_all_stages_tells_no_step(self):
         """Its steps take different times."""
         self.use(self.staged(-1))
