@@ -31,7 +31,7 @@ ask_slurm() {
     echo "site.sh: $nanorun: no such program; build it, or set NANORUN_BUILD" >&2
   elif ! about=$(timeout 20 "$nanorun" info </dev/null 2>/dev/null); then
     echo "site.sh: $nanorun info fails here, so jobs ask for no GPUs; SBATCH_GPUS_PER_NODE can" >&2
-  elif [[ $about == *$'\n''cuda '* ]]; then
+  elif [[ $'\n'$about == *$'\n''cuda '* ]]; then
     on_gpus=1
   fi
   # Of the partitions that this user may use one with H100 or H200, else the default, else the first that fits.
