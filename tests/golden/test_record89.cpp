@@ -389,13 +389,15 @@ const Switch switches[] = {
        c.model.mudd_value_scale = 1.5;
        c.model.mudd_backout = -0.25;
      }},
-    // Where one of the 72 weights of a gate rounds to the neighbouring bf16, the norm moves by about 5e-5.
+    // fp32 sums in another order let weights round to the neighbouring bf16, which moves the gradients of scalars. From
+    // 24 starts that differ in their last bits the reference in fp32 ends up to 4.2e-4 from the golden file. Twice that
+    // is allowed; masters that are not rounded would be off by 7.3e-3.
     {"bf16_masters",
      [](Config& c) {
        keep_in_bf16(c, &GroupConfig::master,
                     {"head", "value_embedding.*", "smear_gate", "*.value_gate", "mudd_net.*", "gate_net.*"});
      },
-     4e-4},
+     8.4e-4},
     {"bf16_moments",
      [](Config& c) {
        keep_in_bf16(c, &GroupConfig::master, {"head", "value_embedding.*"});
