@@ -4,11 +4,11 @@
 
 # ask_slurm PROGRAM: sets what the settings leave open. In jobs and outside: SLURM_MPI_TYPE, how srun starts the MPI of
 # the program. Outside jobs: SBATCH_PARTITION, if Slurm's default does not fit, SBATCH_GPUS_PER_NODE, if the program
-# computes on GPUs, and a line that says what holds. Without Slurm nothing happens. A Slurm that does not answer costs at
-# most 20 seconds.
+# computes on GPUs, as `PROGRAM info` says, and a line that says what holds. Without Slurm nothing happens. A Slurm that
+# does not answer costs at most 20 seconds, a program as many.
 ask_slurm() {
   command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
-  local nanorun=$1 libraries offered mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
+  local nanorun=$1 libraries offered about='' mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
   libraries=$(ldd "$nanorun" 2>/dev/null) || libraries='' # a container's program is a script
   if [[ -z ${SLURM_MPI_TYPE-} ]]; then
     offered=$(timeout 10 srun --mpi=list 2>&1) || offered=''
@@ -27,7 +27,13 @@ ask_slurm() {
   # What an earlier call chose is no setting.
   [[ ${SBATCH_PARTITION-} != "${chosen_partition-}" ]] || unset SBATCH_PARTITION
   [[ ${SBATCH_GPUS_PER_NODE-} != "${chosen_gpus-}" ]] || unset SBATCH_GPUS_PER_NODE
-  if [[ $libraries == *libcuda* || -z $libraries && -x $nanorun ]]; then on_gpus=1; fi
+  if [[ ! -x $nanorun ]]; then
+    echo "site.sh: $nanorun: no such program; build it, or set NANORUN_BUILD" >&2
+  elif ! about=$(timeout 20 "$nanorun" info </dev/null 2>/dev/null); then
+    echo "site.sh: $nanorun info fails here, so jobs ask for no GPUs; SBATCH_GPUS_PER_NODE can" >&2
+  elif [[ $'\n'$about == *$'\n''cuda '* ]]; then
+    on_gpus=1
+  fi
   # Of the partitions that this user may use one with H100 or H200, else the default, else the first that fits.
   read -r partition is_default gpus < <(
     timeout 10 sinfo --noheader ${SBATCH_PARTITION:+"--partition=$SBATCH_PARTITION"} --format='%a|%P|%G' 2>/dev/null |
@@ -46,9 +52,6 @@ ask_slurm() {
   if [[ -n $gpus && -z ${SBATCH_GPUS-}${SBATCH_GPUS_PER_NODE-}${SBATCH_GPUS_PER_TASK-}${SBATCH_GRES-} ]]; then
     export SBATCH_GPUS_PER_NODE=$gpus && chosen_gpus=$gpus
   fi
-  {
-    [[ -x $nanorun ]] || echo "site.sh: $nanorun: no such program; build it, or set NANORUN_BUILD"
-    echo "site.sh: jobs run $nanorun, partition ${SBATCH_PARTITION:-${partition:-unknown}}," \
-      "GPUs of a node: ${SBATCH_GPUS_PER_NODE:-none}, srun --mpi=${SLURM_MPI_TYPE:-MpiDefault}"
-  } >&2
+  echo "site.sh: jobs run $nanorun, partition ${SBATCH_PARTITION:-${partition:-unknown}}," \
+    "GPUs of a node: ${SBATCH_GPUS_PER_NODE:-none}, srun --mpi=${SLURM_MPI_TYPE:-MpiDefault}" >&2
 }

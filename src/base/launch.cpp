@@ -12,11 +12,14 @@ namespace nanorun {
 
 namespace {
 
-/// Variables with the number of ranks that a launcher has started: MPICH and related MPIs, and Slurm.
-constexpr std::array of_ranks = {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
+/// Set by Open MPI's mpirun, which may be of another version than this MPI: a container's and the host's, for example.
+constexpr const char* of_mpirun = "OMPI_COMM_WORLD_SIZE";
+/// Variables with the number of ranks that a launcher has started: Open MPI, which may lie in the others, MPICH and
+/// related MPIs, and Slurm.
+constexpr std::array of_ranks = {of_mpirun, "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
 /// Variables that say that this MPI's own launcher has started the program, even within another launcher; or that
 /// somebody types in a terminal of Slurm (launch_variables) and starts programs one by one.
-constexpr std::array of_own_launcher = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"};
+constexpr std::array of_own_launcher = {of_mpirun, "PMIX_RANK", "SLURM_PTY_PORT"};
 
 /// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step.
 /// Programs that further launchers start in the shell inherit the shell's variables, but have no terminal, or variables
@@ -33,7 +36,7 @@ bool is_typed_in_terminal() {
 }
 
 bool has_own_launcher(const LaunchVariables& variables) {
-  return variables.contains("OMPI_COMM_WORLD_SIZE") || variables.contains("PMIX_RANK");
+  return variables.contains(of_mpirun) || variables.contains("PMIX_RANK");
 }
 
 }  // namespace
@@ -53,11 +56,11 @@ std::string job_id() {
 
 LaunchVariables launch_variables() {
   LaunchVariables variables;
-  for (const auto& names : {of_ranks, of_own_launcher}) {
-    for (const char* name : names) {
-      if (const char* value = std::getenv(name)) variables.emplace(name, value);
-    }
-  }
+  const auto add = [&](const char* name) {
+    if (const char* value = std::getenv(name)) variables.emplace(name, value);
+  };
+  std::ranges::for_each(of_ranks, add);
+  std::ranges::for_each(of_own_launcher, add);
   if (variables.contains("SLURM_PTY_PORT") && !is_typed_in_terminal()) variables.erase("SLURM_PTY_PORT");
   return variables;
 }
@@ -83,7 +86,8 @@ std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVar
     return is_set(name) && std::atoi(variables.at(name).c_str()) > 1;
   };
   const auto found = std::ranges::find_if(of_ranks, tells_several);
-  if (ranks > 1 || std::ranges::any_of(of_own_launcher, is_set) || found == of_ranks.end()) return {};
+  if (ranks > 1 || found == of_ranks.end()) return {};
+  if (found != of_ranks.begin() && std::ranges::any_of(of_own_launcher, is_set)) return {};
   return fmt::format(
       "{} = {}: a launcher has started several ranks, but {}, with which nanorun was built, sees one alone: start the "
       "ranks with the mpirun of this MPI, or under Slurm with srun --mpi=pmix (srun --mpi=list shows what there is); "

@@ -43,7 +43,6 @@ DeviceSequence Model<T>::forward_evaluation(Trace& trace, const Sequence& sequen
 
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
-  Region region(trace, Phase::validation);
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   ops::lm_head_loss_forward<T>(stream_, loss_.device(), validation_.final_norm.n, parameters_.weight("head"),
                                fed.targets, evaluation_lm_head_options(), validation_.workspace);

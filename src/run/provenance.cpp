@@ -41,6 +41,7 @@ Facts program_facts() {
                  {"blas", kernels::blas_version()},
                  {"kokkos", kernels::kokkos_version()}};
 #if NANORUN_CUDA
+  // jobscripts/ask_slurm.sh tells a build for GPUs by `cuda`.
   facts.insert(facts.end(), {{"cuda", b.cuda},
                              {"cuda_runtime", cuda_version(ops::runtime_version())},
                              {"cuda_driver", cuda_version(ops::driver_version())},

@@ -28,7 +28,7 @@ class Launchers(FaultTest):
     def test_every_command_that_writes(self):
         self.train(None, "stop.step=1", code=75)
         checkpoint = self.checkpoint(1)
-        launchers = (("PMI_SIZE", 4), ("MPI_LOCALNRANKS", 2), ("SLURM_STEP_NUM_TASKS", 3))
+        launchers = (("PMI_SIZE", 4), ("MPI_LOCALNRANKS", 2), ("SLURM_STEP_NUM_TASKS", 3), ("OMPI_COMM_WORLD_SIZE", 2))
         commands = (["train", "deck.toml"], ["train", "deck.toml", "--dry-run"], ["export", checkpoint, "model"],
                     ["shard", "other.h5", "00.txt", "--text"], ["import", "model", "other.h5"])
         for number, arguments in enumerate(commands):

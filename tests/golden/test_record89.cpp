@@ -298,7 +298,7 @@ void compare_fp8() {
 struct Switch {
   const char* name;
   void (*set)(Config&);
-  double scalar_norm = 1e-4;  ///< tolerance of the final norms of learned scalars
+  NormTolerance final{1e-4};
 };
 
 void without_mudd(Config& config) { config.model.mudd = false; }
@@ -389,18 +389,22 @@ const Switch switches[] = {
        c.model.mudd_value_scale = 1.5;
        c.model.mudd_backout = -0.25;
      }},
-    // Where one of the 72 weights of a gate rounds to the neighbouring bf16, the norm moves by about 5e-5.
+    // fp32 sums in another order let a value round to the neighbouring bf16, and the gradients of scalars follow. From
+    // 24 starts that differ in their last bits the reference in fp32 ends up to 8.4e-5 (tensors) and 4.2e-4 (scalars)
+    // from the golden file with bf16 masters, 1.0e-4 and 1.8e-4 with moments too. Twice that is allowed. Masters that
+    // are not rounded would be off by 2.4e-3 and 7.3e-3.
     {"bf16_masters",
      [](Config& c) {
        keep_in_bf16(c, &GroupConfig::master,
                     {"head", "value_embedding.*", "smear_gate", "*.value_gate", "mudd_net.*", "gate_net.*"});
      },
-     4e-4},
+     {1.7e-4, 8.4e-4}},
     {"bf16_moments",
      [](Config& c) {
        keep_in_bf16(c, &GroupConfig::master, {"head", "value_embedding.*"});
        keep_in_bf16(c, &GroupConfig::moments, {"head", "value_embedding.*"});
-     }},
+     },
+     {2e-4, 3.7e-4}},
 };
 
 class Record89With : public testing::TestWithParam<Switch> {};
@@ -424,7 +428,7 @@ TEST_P(Record89With, AgreesWithTheReference) {
   std::printf("largest difference, loss: %.1e\n", worst);
   expect_norms(
       training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"),
-      {1e-4, GetParam().scalar_norm}, 1e-9, "final norm");
+      GetParam().final, 1e-9, "final norm");
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Record89With, testing::ValuesIn(switches),

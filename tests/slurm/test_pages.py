@@ -82,7 +82,8 @@ class Pages(SlurmTest):
         for build in ("cpu", "h100"):
             (folder / "build" / build / "bin").mkdir(parents=True)
         (folder / "build/cpu/bin/nanorun").symlink_to(small_run.PROGRAM)
-        self.write_script(folder / "build/h100/bin/nanorun", f'exec "{small_run.PROGRAM}" "$@"')
+        self.write_script(folder / "build/h100/bin/nanorun",
+                          f'[ "$1" = info ] && echo "cuda         13.0"\nexec "{small_run.PROGRAM}" "$@"')
         small = small_run.DECK.replace("sequences = 4", "sequences = 8")
         self.assertNotEqual(small, small_run.DECK)
         (folder / "inputs/record21.toml").write_text(small)

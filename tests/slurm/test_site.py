@@ -1,4 +1,4 @@
-"""site.sh asks Slurm for what its settings leave open. Slurm's commands and ldd are stubs.
+"""site.sh asks Slurm for what its settings leave open. Slurm's commands, ldd and the program are stubs.
 
 Usage: test_site.py PROGRAM MPIRUN.
 """
@@ -9,7 +9,8 @@ import subprocess
 from scripts import JOBSCRIPTS, Script, small_run
 
 OPEN_MPI = "libmpi.so.40 => /x/libmpi.so.40\nlibopen-pal.so.40 => /x/libopen-pal.so.40\n"
-CUDA = OPEN_MPI + "libcudart.so.13 => not found\n"
+CPU = "version      0.2.0\nmpi          Open MPI v4.1.4\n"
+CUDA = CPU + "cuda         13.0\ncuda_driver  none\n"
 OFFERED = "MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n"
 PMIX = "\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
 LDD = '#!/bin/sh\ncat "$STUBS/libraries" 2>/dev/null\n'
@@ -20,6 +21,7 @@ wanted=$(printf '%s\\n' "$@" | sed -n 's/^--partition=//p')
 [[ -z $wanted ]] || exec grep -F "|$wanted|" "$STUBS/partitions"
 exec cat "$STUBS/partitions"
 """
+PROGRAM = '#!/bin/sh\n[ "$*" = info ] && cat "$STUBS/about" 2>/dev/null\n'
 OMPI_INFO = '#!/bin/sh\ncat "$STUBS/components" 2>/dev/null\n'
 SHOWN = ("SLURM_MPI_TYPE", "SBATCH_PARTITION", "SBATCH_GPUS_PER_NODE")
 
@@ -31,7 +33,11 @@ class AskSlurm(Script):
             self.write_stub(name, text)
         for name in ("SLURM_JOB_ID", "NANORUN_JOBSCRIPTS"):
             del self.environment[name]
-        self.answer(libraries=CUDA, offered=OFFERED + PMIX, partitions="up|main*|(null)\n")
+        self.program = self.top / "build" / "bin" / "nanorun"
+        self.program.parent.mkdir(parents=True)
+        self.write_stub(self.program, PROGRAM)
+        self.environment["NANORUN_BUILD"] = str(self.program.parents[1])
+        self.answer(libraries=OPEN_MPI, about=CUDA, offered=OFFERED + PMIX, partitions="up|main*|(null)\n")
 
     def write_stub(self, name, text):
         (self.stubs / name).write_text(text)
@@ -70,17 +76,17 @@ class AskSlurm(Script):
 
     def test_partition_and_gpus(self):
         cpu, gpu, h100 = "up|cpu*|(null)\n", "up|gpu|gpu:4(S:0-1)\n", "up|hopper|gpu:h100:8(S:0-1),nvme:1\n"
-        for libraries, partitions, expected in (
-                (CUDA, "up|main*|gpu:2\n", ("", "2")), (OPEN_MPI, "up|main*|gpu:2\n", ("", "")),
-                (CUDA, cpu + gpu, ("gpu", "4")), (OPEN_MPI, cpu + gpu, ("", "")),
+        for about, partitions, expected in (
+                (CUDA, "up|main*|gpu:2\n", ("", "2")), (CPU, "up|main*|gpu:2\n", ("", "")),
+                (CUDA, cpu + gpu, ("gpu", "4")), (CPU, cpu + gpu, ("", "")),
                 (CUDA, gpu.replace("gpu|", "gpu*|", 1) + h100, ("hopper", "h100:8")),
                 (CUDA, "up|old|gpu:a100:4\nup|new*|gpu:a100:2\n", ("", "a100:2")),
                 (CUDA, "down|hopper|gpu:h100:8\n" + gpu, ("gpu", "4")),
-                (OPEN_MPI, "up|a|(null)\nup|b|(null)\n", ("a", "")),
+                (CPU, "up|a|(null)\nup|b|(null)\n", ("a", "")),
                 (CUDA, "up|main*|(null)\nup|main*|gpu:h200:8\n", ("", "h200:8")),
                 (CUDA, cpu, ("", "")), (CUDA, "", ("", ""))):
-            with self.subTest(libraries=libraries, partitions=partitions):
-                self.answer(libraries=libraries, partitions=partitions)
+            with self.subTest(about=about, partitions=partitions):
+                self.answer(about=about, partitions=partitions)
                 self.assertEqual(self.source()[1:], expected)
                 self.assertIn(f"GPUs of a node: {expected[1] or 'none'}, ", self.said)
 
@@ -97,23 +103,31 @@ class AskSlurm(Script):
     def test_what_it_chose_itself_is_no_setting(self):
         """Another build or partition, and what the job step that submits a job has of its own."""
         self.answer(partitions="up|main*|(null)\nup|big|gpu:8\n")
-        self.assertEqual(self.source(again=f"echo '{OPEN_MPI}' >$STUBS/libraries"), ("pmix", "", ""))
-        self.answer(libraries=CUDA)
+        self.assertEqual(self.source(again=f"echo '{CPU}' >$STUBS/about"), ("pmix", "", ""))
+        self.answer(about=CUDA)
         self.assertEqual(self.source(again="echo 'up|new*|gpu:4' >$STUBS/partitions"), ("pmix", "", "4"))
         self.assertEqual(self.source(SLURM_MPI_TYPE="none")[0], "pmix")
 
     def test_what_it_says(self):
         self.answer(partitions="up|hopper|gpu:h100:8\n")
-        program = self.top / "bin" / "nanorun"
-        self.source(NANORUN_BUILD=str(self.top))
-        missing, line = self.said.splitlines()
-        self.assertEqual(missing, f"site.sh: {program}: no such program; build it, or set NANORUN_BUILD")
-        self.assertEqual(line, f"site.sh: jobs run {program}, partition hopper, GPUs of a node: h100:8, "
-                               "srun --mpi=pmix")
-        program.parent.mkdir()
-        program.touch(mode=0o755)
-        self.source(NANORUN_BUILD=str(self.top))
-        self.assertEqual(self.said, line + "\n")
+        line = f"site.sh: jobs run {self.program}, partition hopper, GPUs of a node: h100:8, srun --mpi=pmix\n"
+        self.source()
+        self.assertEqual(self.said, line)
+        line = line.replace("h100:8", "none")
+        (self.stubs / "about").unlink()
+        self.source()
+        self.assertEqual(self.said, f"site.sh: {self.program} info fails here, so jobs ask for no GPUs; "
+                                    "SBATCH_GPUS_PER_NODE can\n" + line)
+        self.program.unlink()
+        self.source()
+        self.assertEqual(self.said, f"site.sh: {self.program}: no such program; build it, or set NANORUN_BUILD\n" + line)
+
+    def test_containers(self):
+        """The script that starts a container says what the program in it does, which ldd cannot."""
+        self.answer(partitions="up|main*|gpu:2\n", libraries="")
+        for about, gpus in ((CPU, ""), (CUDA, "2")):
+            self.answer(about=about)
+            self.assertEqual(self.source(), ("pmix", "", gpus))
 
     def test_jobs_ask_for_the_mpi_alone(self):
         self.assertEqual(self.source(before="in_job=true"), ("pmix", "", ""))
@@ -122,7 +136,6 @@ class AskSlurm(Script):
 
     def test_without_slurm(self):
         """Also where a command of Slurm fails."""
-        self.answer(libraries=OPEN_MPI)
         for name in ("srun", "sinfo"):
             self.write_stub(name, "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1\n")
         self.assertEqual(self.source(), ("", "", ""))

@@ -14,7 +14,7 @@ std::string told(const LaunchVariables& variables, int ranks = 1) {
 }
 
 TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
-  for (const char* name : {"PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"}) {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"}) {
     const std::string message = told({{name, "3"}});
     EXPECT_TRUE(message.starts_with(name + std::string(" = 3: "))) << message;
     EXPECT_NE(message.find("Open MPI v4.1.4"), std::string::npos) << message;
@@ -30,6 +30,13 @@ TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
 TEST(Launch, TheOwnLauncherAndTerminalsMayLieInAnother) {
   for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"})
     EXPECT_EQ(told({{"PMI_SIZE", "4"}, {"SLURM_STEP_NUM_TASKS", "4"}, {own, "1"}}), "") << own;
+}
+
+/// An image has one version, and the host, which also sets what newer versions do, another.
+TEST(Launch, AnotherVersionOfTheOwnLauncherIsRecognised) {
+  const LaunchVariables variables = {{"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "0"}, {"SLURM_PTY_PORT", "1"}};
+  EXPECT_TRUE(told(variables).starts_with("OMPI_COMM_WORLD_SIZE = 2: "));
+  EXPECT_EQ(told(variables, 2), "");
 }
 
 TEST(Launch, AStepWithoutPmixIsLeft) {
