@@ -19,7 +19,7 @@ static_assert(tile_n == head_dim);
 
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a head. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t.
-template <bool paired>
+template <bool paired, bool has_bias>
 struct AttentionProjection {
   using Operand = bf16;
   static constexpr Major b_major = Major::k;
@@ -31,6 +31,7 @@ struct AttentionProjection {
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueResidual<bf16> residual;
+  const float* bias;
   bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   float eps;
@@ -38,6 +39,7 @@ struct AttentionProjection {
   __device__ void begin(WarpTile&) const {}
 
   __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& head) const {
+    if (has_bias && tile.col < 3 * width) add_bias_to(head, bias + tile.col);
     if (tile.col < 2 * width) {
       norm_rotate(tile, head);
       if (first_keys && tile.col >= width) {
@@ -56,6 +58,18 @@ struct AttentionProjection {
     return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
   static __device__ int column() { return 2 * (threadIdx.x % 4); }
+
+  static __device__ __forceinline__ void add_bias_to(Fragment& head, const float* of_head) {
+#pragma unroll
+    for (int i = 0; i < head_dim / 8; ++i) {
+      const float2 b = *reinterpret_cast<const float2*>(of_head + 8 * i + column());
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        head[4 * i + 2 * r] += b.x;
+        head[4 * i + 2 * r + 1] += b.y;
+      }
+    }
+  }
 
   static __device__ __forceinline__ void store_head(WarpTile& tile, const CUtensorMap& map, const Fragment& head,
                                                     int col) {
@@ -151,11 +165,13 @@ struct AttentionProjection {
   }
 };
 
-template <bool paired>
+template <bool paired, bool has_bias>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
-             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual, double eps) {
+             Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
+             double eps) {
   const int width = v_out.cols;
-  AttentionProjection<paired> op{};
+  AttentionProjection<paired, has_bias> op{};
+  op.bias = bias;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
     const Mat<bf16> keys = qkv.col_block(width, width);
@@ -183,8 +199,8 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Ma
 
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
-                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
-                                  double eps) {
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps,
+                                  Vec<const std::type_identity_t<acc_t<T>>> bias) {
   constexpr const char* name = "attention_projection_forward";
   const int width = v_out.cols;
   assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
@@ -195,11 +211,16 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
   require_vectors(name, residual.source);
+  require_bias(name, bias);
   if (x.rows == 0) return;
-  (rotary.paired ? project<true> : project<false>)(name, stream, qkv, v_out, rstd, x, w, rotary, residual, eps);
+  const auto run = [&](auto project) {
+    project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
+  };
+  if (bias.empty()) return run(rotary.paired ? project<true, false> : project<false, false>);
+  run(rotary.paired ? project<true, true> : project<false, true>);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
-                                           const Rotary<bf16>&, const ValueResidual<bf16>&, double);
+                                           const Rotary<bf16>&, const ValueResidual<bf16>&, double, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

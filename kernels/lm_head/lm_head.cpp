@@ -59,10 +59,12 @@ LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& opti
   return head;
 }
 
-/// u = tanh(z / c), of which the logit is c u.
+// A cap turns z into u, of which the logit is c u.
+
+/// u = tanh(z / c).
 template <class T>
 struct TanhCap {
-  static constexpr bool rounds_in_fp8 = false;
+  static constexpr bool rounds_in_fp8 = false, is_bounded = true;
   T c, inverse;
 
   explicit TanhCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
@@ -71,10 +73,11 @@ struct TanhCap {
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
 };
 
-/// u = sigmoid((z + shift) / width), of which the logit is c u.
+/// u = sigmoid((z + shift) / width).
 template <class T>
 struct SigmoidCap {
   static constexpr bool rounds_in_fp8 = true;  ///< u, to bf16
+  static constexpr bool is_bounded = true;
   T c, shift, inverse_width, slope;
 
   explicit SigmoidCap(const LmHeadOptions& options)
@@ -84,6 +87,32 @@ struct SigmoidCap {
         slope(static_cast<T>(options.softcap / options.softcap_width)) {}
   KOKKOS_INLINE_FUNCTION T squash(T z) const { return 1 / (1 + fast_exp(-(z + shift) * inverse_width)); }
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return slope * (u * (1 - u)); }
+};
+
+/// u = z / sqrt(z² + c²).
+template <class T>
+struct IsruCap {
+  static constexpr bool rounds_in_fp8 = false, is_bounded = true;
+  T c;
+
+  explicit IsruCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return z / std::sqrt(z * z + c * c); }
+  /// d logit / dz = c³ (z² + c²)^(-3/2).
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const {
+    const T rest = 1 - u * u;
+    return rest * std::sqrt(rest);
+  }
+};
+
+/// u = z less the row's largest z, which softcap_row() subtracts: the loss depends on differences of logits alone.
+template <class T>
+struct NoCap {
+  static constexpr bool rounds_in_fp8 = false, is_bounded = false;
+  static constexpr T c = 1;
+
+  explicit NoCap(const LmHeadOptions&) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return z; }
+  KOKKOS_INLINE_FUNCTION T derivative(T) const { return 1; }
 };
 
 /// Calls body(precision, cap) with the precision as an integral constant.
@@ -96,10 +125,15 @@ void for_variant(const LmHeadOptions& options, const Body& body) {
       body(std::integral_constant<LmHeadPrecision, LmHeadPrecision::working>(), cap);
     }
   };
-  if (options.kind == SoftcapKind::sigmoid) {
-    with_precision(SigmoidCap<T>(options));
-  } else {
-    with_precision(TanhCap<T>(options));
+  switch (options.kind) {
+    case SoftcapKind::tanh:
+      return with_precision(TanhCap<T>(options));
+    case SoftcapKind::sigmoid:
+      return with_precision(SigmoidCap<T>(options));
+    case SoftcapKind::isru:
+      return with_precision(IsruCap<T>(options));
+    case SoftcapKind::none:
+      return with_precision(NoCap<T>(options));
   }
 }
 
@@ -132,17 +166,33 @@ struct RowTargets {
   }
 };
 
+/// Rounds z first where its precision asks for it.
+template <LmHeadPrecision precision, class T>
+KOKKOS_FUNCTION void subtract_largest(T* z, int n) {
+  if constexpr (precision == LmHeadPrecision::fp8) {
+#pragma omp simd
+    for (int v = 0; v < n; ++v) z[v] = round_to_bf16(static_cast<float>(z[v]));
+  }
+  T largest = z[0];
+#pragma omp simd reduction(max : largest)
+  for (int v = 0; v < n; ++v) largest = z[v] > largest ? z[v] : largest;
+#pragma omp simd
+  for (int v = 0; v < n; ++v) z[v] -= largest;
+}
+
 /// z becomes u; returns the sum of e^(c u), which cannot overflow because logits are at most c.
 template <LmHeadPrecision precision, class T, class Cap>
 KOKKOS_FUNCTION double softcap_row(T* z, int n, const Cap& cap) {
   constexpr int block = 1024;  // summed in T, the blocks in double
+  if constexpr (!Cap::is_bounded) subtract_largest<precision>(z, n);
   double sum = 0;
   for (int first = 0; first < n; first += block) {
     const int last = std::min(n, first + block);
     T partial = 0;
 #pragma omp simd reduction(+ : partial)
     for (int v = first; v < last; ++v) {
-      const T logit = precision == LmHeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
+      constexpr bool rounds = precision == LmHeadPrecision::fp8 && Cap::is_bounded;
+      const T logit = rounds ? round_to_bf16(static_cast<float>(z[v])) : z[v];
       T u = cap.squash(logit);
       if constexpr (precision == LmHeadPrecision::fp8 && Cap::rounds_in_fp8) u = round_to_bf16(static_cast<float>(u));
       z[v] = u;

@@ -1,6 +1,6 @@
 #pragma once
 // LM head and cross-entropy loss, in chunks of rows: the [T, V] logits never exist as a whole.
-//   z = x wᵀ,  logit = c tanh(z / c), or c sigmoid((z + shift) / width)
+//   z = x wᵀ,  logit = c tanh(z / c), c sigmoid((z + shift) / width), c z / sqrt(z² + c²) (isru), or z (none)
 //   loss[t] = sum_k weight_k (L[t] - logit[t, target[t + k]]) + prefix_weight (L[t] - logit[t, prefix[target[t]]]),
 //   with L[t] = logsumexp_v logit[t,v]. Targets behind the last row, and prefixes of -1, have no term.
 // Shapes: x [T, d]; w [V, d]; targets [T]; prefix [vocabulary]. V includes the padding, whose columns count in the sum.
@@ -23,16 +23,18 @@ namespace nanorun::kernels {
 
 enum class LmHeadPrecision { working, fp8 };
 
-/// e^logit is summed in fp32 without subtracting a maximum first, so logits are bounded.
+/// e^logit is summed in fp32 without subtracting a maximum first, so logits with a softcap are bounded. Without one the
+/// maximum of the row is subtracted.
 inline constexpr double max_softcap = 75;
 
-enum class SoftcapKind { tanh, sigmoid };
+/// isru: inverse square root unit.
+enum class SoftcapKind { tanh, sigmoid, isru, none };
 
 /// Targets that a row may have: the next token, and those one and two later.
 inline constexpr int max_targets = 3;
 
 struct LmHeadOptions {
-  double softcap = 15;  ///< c, at most max_softcap
+  double softcap = 15;  ///< c, at most max_softcap; not read with SoftcapKind::none
   SoftcapKind kind = SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;  ///< SoftcapKind::sigmoid: sigmoid((z + shift) / width)
   std::array<double, max_targets> target_weights{1, 0, 0};
@@ -48,8 +50,18 @@ struct LmHeadOptions {
 
 /// The logit of z.
 inline double softcap(double z, const LmHeadOptions& options) {
-  if (options.kind == SoftcapKind::tanh) return options.softcap * std::tanh(z / options.softcap);
-  return options.softcap / (1 + std::exp(-(z + options.softcap_shift) / options.softcap_width));
+  const double c = options.softcap;
+  switch (options.kind) {
+    case SoftcapKind::tanh:
+      return c * std::tanh(z / c);
+    case SoftcapKind::sigmoid:
+      return c / (1 + std::exp(-(z + options.softcap_shift) / options.softcap_width));
+    case SoftcapKind::isru:
+      return z / std::sqrt(1 + z / c * (z / c));
+    case SoftcapKind::none:
+      break;
+  }
+  return z;
 }
 
 // CUDA: T = bf16, on a stream with create_blas(). z is rounded to bf16, and its gradient too in the working precision.

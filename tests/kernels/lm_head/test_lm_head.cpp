@@ -18,6 +18,9 @@ constexpr LmHeadOptions fp8_options{
 constexpr LmHeadOptions sigmoid_options{
     .softcap = 23, .kind = SoftcapKind::sigmoid, .softcap_shift = 5, .softcap_width = 7.5};
 
+constexpr LmHeadOptions isru_options{.softcap = 15, .kind = SoftcapKind::isru};
+constexpr LmHeadOptions uncapped_options{.kind = SoftcapKind::none};
+
 /// x [length, width] in rows of `stride`; w [vocabulary, width].
 struct Problem {
   int length, vocabulary, width;
@@ -185,6 +188,46 @@ TEST(Head, GradientsOfTheSigmoidMatchFiniteDifferences) {
   const auto loss = [&] { return options.loss_scale * forward<double>(p, options); };
   test::check_gradient("x", loss, p.x, result.d_x);
   test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+}
+
+TEST(Head, GradientsOfIsruAndOfNoSoftcapMatchFiniteDifferences) {
+  for (LmHeadOptions options : {isru_options, uncapped_options}) {
+    options.softcap = 2;
+    Problem p{.length = 5, .vocabulary = 37, .width = 7};
+    const Result result = backward<double>(p, options);
+    const auto loss = [&] { return forward<double>(p, options) / p.length; };
+    test::check_gradient("x", loss, p.x, result.d_x);
+    test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+  }
+}
+
+/// Loss and gradient by softcap() and its slope, in chunks of rows, with several targets, and with logits whose
+/// exponential has no place in a float.
+TEST(Head, IsruAndNoSoftcapFollowTheDefinition) {
+  for (const LmHeadOptions& kind : {isru_options, uncapped_options}) {
+    for (const double size : {1.0, 60.0}) {
+      Problem p{.length = 300, .vocabulary = 101, .width = 12};
+      for (double& value : p.x) value *= size;
+      LmHeadOptions options = p.with_targets(kind);
+      options.prefix = {};
+      double loss = 0;
+      for (int t = 0; t < p.length; ++t) {
+        std::vector<double> logit(p.vocabulary);
+        for (int v = 0; v < p.vocabulary; ++v)
+          logit[v] = softcap(dot(&p.x[t * p.width], &p.w[v * p.width], p.width), options);
+        const double largest = *std::max_element(logit.begin(), logit.end());
+        double sum = 0;
+        for (const double l : logit) sum += std::exp(l - largest);
+        for (int k = 0; k < 3 && t + k < p.length; ++k)
+          loss += options.target_weights[k] * (std::log(sum) + largest - logit[p.targets[t + k]]);
+      }
+      EXPECT_NEAR(forward<double>(p, options), loss, 1e-12 * loss);
+      EXPECT_NEAR(forward<float>(p, options), loss, 2e-6 * loss);
+      const Result exact = backward<double>(p, options), single = backward<float>(p, options);
+      // Logits are sums in fp32 of `size` times the magnitude, and their rounding moves the softmax by as much.
+      expect_near(single, exact, 2e-6 * size);
+    }
+  }
 }
 
 /// Only the last two rows lack targets: elsewhere the gradient is that of the loss. Rows of zeros leave that of w
@@ -390,6 +433,8 @@ TEST(Head, NotANumberReachesTheLoss) {
   p.x[1] = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(std::isnan(forward<float>(p, {})));
   EXPECT_TRUE(std::isnan(forward<float>(p, fp8_options)));
+  EXPECT_TRUE(std::isnan(forward<float>(p, isru_options)));
+  EXPECT_TRUE(std::isnan(forward<float>(p, uncapped_options)));
 }
 
 }  // namespace
