@@ -87,6 +87,7 @@ struct ModelConfig {
   bool embedding_norm = true;
   bool norm_gains = false;
   bool biases = false;
+  bool head_bias = false;
   std::vector<int> value_layers;
   std::vector<int> value_layers_gated_by_input;
   bool smear = false;

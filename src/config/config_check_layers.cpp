@@ -80,6 +80,7 @@ void check_plain_keys(Rules& rules) {
   needs_plain(!model.embedding_norm, "model.embedding_norm", " = false");
   needs_plain(model.norm_gains, "model.norm_gains");
   needs_plain(model.biases, "model.biases");
+  needs_plain(model.head_bias, "model.head_bias");
 }
 
 /// What only some kinds of residual streams have.
@@ -105,6 +106,9 @@ void check_residual(Rules& rules) {
   rules.require(!in_fp8 || (!model.biases && !model.norm_gains),
                 {"train.mlp_precision", "model.biases", "model.norm_gains"},
                 "train.mlp_precision = \"fp8\" computes neither model.biases nor model.norm_gains");
+  rules.require(!model.head_bias || lm_head_precision(rules.config) == kernels::LmHeadPrecision::working,
+                {"head.precision", "model.head_bias"},
+                "model.head_bias needs a LM head that is not in FP8: head.precision = \"bf16\", or \"fp32\" on CPUs");
 }
 
 void check_values(Rules& rules) {

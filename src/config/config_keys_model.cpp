@@ -64,6 +64,7 @@ std::vector<Key> topology_keys() {
       {NANORUN_KEY(model, norm_gains), trains, any(),
        "residual = \"plain\": every norm of the stream has a learned gain, g * norm(x)"},
       {NANORUN_KEY(model, biases), trains, any(), "residual = \"plain\": every linear layer of the blocks has a bias"},
+      {NANORUN_KEY(model, head_bias), trains, any(), "residual = \"plain\": so has the LM head, before the softcap"},
       {NANORUN_KEY(model, value_layers), trains, layer,
        "value_path = \"gated_embeddings\": layers, ascending, that take up a value embedding of their own"},
       {NANORUN_KEY(model, value_layers_gated_by_input), trains, layer,

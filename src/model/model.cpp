@@ -91,10 +91,11 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     Region region(trace, Phase::head);
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::lm_head_loss_backward<T>(stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
-                                  kernels::accumulate_if(accumulate.others),
-                                  gains_.forward(stream_, a, a.final_norm.n, "final_gain"), parameters_.weight("head"),
-                                  sequence.targets, lm_head_options(step), a.workspace);
+    ops::lm_head_loss_backward<T>(
+        stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
+        kernels::accumulate_if(accumulate.others), gains_.forward(stream_, a, a.final_norm.n, "final_gain"),
+        parameters_.weight("head"), sequence.targets, lm_head_options(step), a.workspace, lm_head_bias(),
+        config_.model.head_bias ? parameters_.d_vector("head_bias") : kernels::Vec<Gradient>());
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);

@@ -89,6 +89,7 @@ class Model {
   kernels::LmHeadOptions lm_head_options(long step) const;
   kernels::LmHeadOptions evaluation_lm_head_options() const;
   kernels::Mat<const T> lm_head_input() const;
+  kernels::Vec<const Gradient> lm_head_bias() const;
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);

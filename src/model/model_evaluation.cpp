@@ -52,7 +52,7 @@ double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
   Region region(trace, Phase::validation);
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   ops::lm_head_loss_forward<T>(stream_, loss_.device(), lm_head_input(), parameters_.weight("head"), fed.targets,
-                               evaluation_lm_head_options(), validation_.workspace);
+                               evaluation_lm_head_options(), validation_.workspace, lm_head_bias());
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -64,7 +64,7 @@ std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequenc
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   const TensorArena<Gradient> losses(validation_.length, "the losses");
   ops::lm_head_losses<T>(stream_, losses.span(), lm_head_input(), parameters_.weight("head"), fed.targets,
-                         evaluation_lm_head_options(), validation_.workspace);
+                         evaluation_lm_head_options(), validation_.workspace, lm_head_bias());
   validation_uploader_.release(stream_);
   HostView<Gradient> host(losses.span());
   host.download(stream_);
@@ -81,6 +81,7 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   ops::fill<T>(stream_, z.span(), 0);
   ops::linear_forward<T>(stream_, Mat<T>(z.data(), 1, columns), lm_head_input().row_block(last, 1),
                          parameters_.weight("head"), kernels::Output::accumulate);
+  if (config_.model.head_bias) ops::add_bias<T>(stream_, Mat<T>(z.data(), 1, columns), lm_head_bias());
   std::vector<T> host(columns);
   ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
   ops::synchronize(stream_);

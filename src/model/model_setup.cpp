@@ -10,6 +10,7 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 using kernels::Stream;
 using kernels::Token;
@@ -135,6 +136,12 @@ template <class T>
 Activations<T>& Model<T>::training_for(const DeviceSequence& sequence) {
   const auto length = static_cast<int>(sequence.tokens.size());
   return *std::ranges::find(training_, length, &Activations<T>::length);
+}
+
+template <class T>
+kernels::Vec<const acc_t<T>> Model<T>::lm_head_bias() const {
+  if (!config_.model.head_bias) return {};
+  return parameters_.vector("head_bias");
 }
 
 template <class T>

@@ -214,6 +214,7 @@ void ParameterTable::add_plain_scalars(const ModelConfig& config) {
     add_bias(block_name(i, "mlp_out_bias"), width);
   }
   add_gain("final_gain");
+  if (config.head_bias) add_scalar("head_bias", 1, padded_vocabulary(config), {});
   close_bucket(1, -1);
 }
 

@@ -44,8 +44,8 @@ LATER = {
     "model": {
         "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "zero_attention_outputs": True, "init_std": 0,
         "init_std_outputs": 0, "init_embedding": 1, "init_value_embedding": 1, "tied_head": False, "residual": "unet",
-        "embedding_norm": True, "norm_gains": False, "biases": False, "value_layers": [], "smear": False,
-        "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": -1, "skip_to": -1, "attention_source": -1,
+        "embedding_norm": True, "norm_gains": False, "biases": False, "head_bias": False, "value_layers": [],
+        "smear": False, "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": -1, "skip_to": -1, "attention_source": -1,
         "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [], "composed_layers": [],
         "composition_window": 112, "gate_nets": False, "gate_net_layer": 4, "coefficient_width": 64, "mudd": False,
         "yarn": False, "rotary_frequencies": [], "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1,

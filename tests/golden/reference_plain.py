@@ -27,6 +27,7 @@ DEFAULTS = {
         "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "init_scale": 1, "init_std": 0,
         "init_std_outputs": 0, "zero_outputs": True, "zero_attention_outputs": True, "init_embedding": 1,
         "tied_head": False, "residual": "plain", "embedding_norm": True, "norm_gains": False, "biases": False,
+        "head_bias": False,
         "value_path": "none",
     },
     "head": {"precision": "fp32"},
@@ -109,6 +110,8 @@ def parameter_table(m):
                 rows[f"{block}{name}_bias"] = ((features,), "scalar", bias)
     if m["norm_gains"]:
         rows["final_gain"] = ((d,), "scalar", gain)
+    if m["head_bias"]:
+        rows["head_bias"] = ((padded,), "scalar", bias)
     return rows
 
 
@@ -188,7 +191,7 @@ def loss_of(deck, p, tokens, targets, window):
         h = F.linear(n, p[b + "mlp_in"], bias(b + "mlp_in")).clamp(min=0) ** 2
         x = x + F.linear(h, p[b + "mlp_out"], bias(b + "mlp_out"))
     x = gain("final_gain") * norm(x, m["norm_eps"])
-    return F.cross_entropy(capped(m, F.linear(x, p["head"])), targets)
+    return F.cross_entropy(capped(m, F.linear(x, p["head"], p["head_bias"] if m["head_bias"] else None)), targets)
 
 
 # ---------------------------------------------------------------- optimizer

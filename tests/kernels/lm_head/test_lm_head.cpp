@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -227,6 +228,40 @@ TEST(Head, IsruAndNoSoftcapFollowTheDefinition) {
       // Logits are sums in fp32 of `size` times the magnitude, and their rounding moves the softmax by as much.
       expect_near(single, exact, 2e-6 * size);
     }
+  }
+}
+
+/// A bias is a further column of w beside a column of ones of x.
+TEST(Head, ABiasIsAColumnOfTheWeights) {
+  constexpr int length = 300, vocabulary = 101, width = 12;
+  Problem with_ones{.length = length, .vocabulary = vocabulary, .width = width + 1};
+  for (int t = 0; t < length; ++t) with_ones.x[t * (width + 1) + width] = 1;
+  test::Vector<double> x, w, bias;
+  for (int t = 0; t < length; ++t)
+    x.insert(x.end(), &with_ones.x[t * (width + 1)], &with_ones.x[t * (width + 1) + width]);
+  for (int v = 0; v < vocabulary; ++v) {
+    const double* const row = &with_ones.w[v * (width + 1)];
+    w.insert(w.end(), row, row + width);
+    bias.push_back(row[width]);
+  }
+  const LmHeadOptions options{.softcap = 15};
+  const Result expected = backward<double>(with_ones, options);
+  Scratch scratch(lm_head_workspace<double>(length, vocabulary, width, options.precision));
+  test::Vector<double> loss(2), losses(length), d_x(x.size()), d_w(w.size()), d_bias(vocabulary, 1);
+  const Mat<const double> x_mat(x.data(), length, width), w_mat(w.data(), vocabulary, width);
+  lm_head_loss_forward<double>({}, &loss[0], x_mat, w_mat, with_ones.targets, options, scratch.get(), bias);
+  lm_head_losses<double>({}, losses, x_mat, w_mat, with_ones.targets, options, scratch.get(), bias);
+  lm_head_loss_backward<double>({}, &loss[1], Mat<double>(d_x.data(), length, width),
+                                Mat<double>(d_w.data(), vocabulary, width), Output::overwrite, x_mat, w_mat,
+                                with_ones.targets, options, scratch.get(), bias, d_bias);
+  for (const double sum : {loss[0], loss[1], std::accumulate(losses.begin(), losses.end(), 0.0)})
+    EXPECT_NEAR(sum, expected.loss, 1e-12 * expected.loss);
+  for (int v = 0; v < vocabulary; ++v) {
+    EXPECT_NEAR(d_bias[v] - 1, expected.d_w[v * (width + 1) + width], 1e-14) << "it adds to the gradient";
+    for (int j = 0; j < width; ++j) EXPECT_NEAR(d_w[v * width + j], expected.d_w[v * (width + 1) + j], 1e-14);
+  }
+  for (int t = 0; t < length; ++t) {
+    for (int j = 0; j < width; ++j) EXPECT_NEAR(d_x[t * width + j], expected.d_x[t * (width + 1) + j], 1e-14);
   }
 }
 

@@ -59,8 +59,14 @@ TEST(CheckPlain, RefusesWhatOtherStreamsHave) {
   EXPECT_EQ(broken({"train.mlp_precision=fp8", "model.biases=false", "model.norm_gains=false"}), "");
 }
 
+TEST(CheckPlain, ABiasOfTheHeadIsNotInFp8) {
+  EXPECT_EQ(broken({"model.head_bias=true", "head.precision=bf16"}), "");
+  expect_broken({"model.head_bias=true", "head.precision=fp8"}, "model.head_bias needs a LM head that is not in FP8");
+}
+
 TEST(CheckPlain, OtherStreamsRefuseWhatItHas) {
-  for (const char* key : {"model.embedding_norm=false", "model.norm_gains=true", "model.biases=true"}) {
+  for (const char* key :
+       {"model.embedding_norm=false", "model.norm_gains=true", "model.biases=true", "model.head_bias=true"}) {
     const std::string name(key, std::string_view(key).find('='));
     const std::string message = "needs model.residual = \"plain\"";
     const std::string error = broken({key}, "[data]\ntrain = [\"a.h5\"]\n[validation]\ntokens = 0\n");

@@ -90,7 +90,7 @@ Config plain_features() {
   model.residual = Residual::plain;
   model.value_path = ValuePath::none;
   model.layers = 3;
-  model.norm_gains = model.biases = true;
+  model.norm_gains = model.biases = model.head_bias = true;
   model.softcap_kind = kernels::SoftcapKind::isru;
   config.window = {WindowKind::token, "LSL", 64, 1792, 64, Rounding::floor};
   config.data.packing = Packing::rows;
@@ -102,7 +102,7 @@ Config plain_features() {
 Config bare_plain_features() {
   Config config = plain_features();
   ModelConfig& model = config.model;
-  model.norm_gains = model.biases = model.embedding_norm = false;
+  model.norm_gains = model.biases = model.head_bias = model.embedding_norm = false;
   model.softcap_kind = kernels::SoftcapKind::none;
   model.layers_without_attention = {1};
   config.data.packing = Packing::stream;
