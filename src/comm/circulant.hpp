@@ -6,7 +6,8 @@
 // Block b is the one that rank b owns. Each rank sees the blocks in a circle that begins with its own. In a round of
 // the reduce-scatter a rank sends `blocks` of them, those from number `skip` of its circle on, to the rank that comes
 // `skip` after it, and adds as many from the rank `skip` before it to the first ones of its circle. The all-gather goes
-// through the rounds backwards with senders and receivers exchanged.
+// through the rounds backwards with senders and receivers exchanged. In bytes this is the fewest where the blocks have
+// one size; src/comm/gather_schedule.hpp does the all-gather of others.
 
 #include <cstddef>
 #include <span>

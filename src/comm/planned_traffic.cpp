@@ -1,9 +1,9 @@
 #include "src/comm/planned_traffic.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "src/comm/circulant.hpp"
+#include "src/comm/gather_schedule.hpp"
 #include "src/comm/rail_collectives.hpp"
 #include "src/comm/transport.hpp"
 
@@ -53,61 +53,64 @@ void PlannedTraffic::add_inside(std::vector<LevelTraffic>& sent, const Bounds& p
   }
 }
 
-/// Adds what each rank sends on its rails. part(bounds, node): what the rank of a node sends on a rail in which the
-/// parts of the nodes have these bounds.
-template <class Part>
-void PlannedTraffic::add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const Part& part) const {
+/// Adds what each rank sends on its rails. on_rail(bounds) is for a rail in which the parts of the nodes have these
+/// bounds; it returns a function that says what the rank of a node sends.
+template <class OnRail>
+void PlannedTraffic::add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const OnRail& on_rail) const {
   if (layout_.nodes() == 1) return;
   for (int rail = 0; rail < layout_.seats(); ++rail) {
-    const Bounds of_rail = layout_.parts_of_rail(parts, rail);
-    for (int node = 0; node < layout_.nodes(); ++node)
-      sent[layout_.rank_on_seat(node, rail)].between += part(of_rail, node);
+    const auto sent_by = on_rail(layout_.parts_of_rail(parts, rail));
+    for (int node = 0; node < layout_.nodes(); ++node) sent[layout_.rank_on_seat(node, rail)].between += sent_by(node);
   }
 }
 
 std::vector<LevelTraffic> PlannedTraffic::reduce_scatter(const Bounds& parts) const {
   std::vector<LevelTraffic> sent(layout_.ranks());
   add_inside(sent, parts, [](const Slots& slots, std::size_t size) { return slots.carry(size); });
-  add_between(sent, parts, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
-    Traffic traffic;
-    for (const auto& [skip, blocks] : rounds) traffic += between_.carry(arc_of(of_rail, node + skip, blocks).size());
-    return traffic;
+  const std::vector<CirculantRound> rounds = circulant_rounds(layout_.nodes());
+  add_between(sent, parts, [&](const Bounds& of_rail) {
+    return [&, of_rail](int node) {
+      Traffic traffic;
+      for (const auto& [skip, blocks] : rounds) traffic += between_.carry(arc_of(of_rail, node + skip, blocks).size());
+      return traffic;
+    };
   });
   return sent;
 }
 
-std::vector<LevelTraffic> PlannedTraffic::reduce_scatter_rows(const Bounds& first_rows, double touched,
+std::vector<LevelTraffic> PlannedTraffic::reduce_scatter_rows(const Bounds& first_rows, std::size_t touched,
                                                               std::size_t cols) const {
-  const auto all = static_cast<double>(first_rows.back());
-  const auto rows_of = [&](std::size_t rows, double ranks) {
-    return static_cast<std::size_t>(std::ceil(static_cast<double>(rows) * std::min(1.0, ranks * touched / all)));
-  };
   std::vector<LevelTraffic> sent(layout_.ranks());
   add_inside(sent, first_rows,
-             [&](const Slots& slots, std::size_t rows) { return slots.carry(rows_of(rows, 1) * cols, cols); });
-  add_between(sent, first_rows, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
-    Traffic traffic;
-    double ranks = layout_.seats();  // most ranks whose gradients a partial sum has
-    for (const auto& [skip, blocks] : rounds) {
-      traffic += between_.carry(rows_of(arc_of(of_rail, node + skip, blocks).size(), ranks) * cols, cols);
-      ranks *= 2;
-    }
-    return traffic;
+             [&](const Slots& slots, std::size_t rows) { return slots.carry(std::min(rows, touched) * cols, cols); });
+  const std::size_t own = touched * cols * kernels::wire_bytes<Gradient>(config_.gradients);
+  for (LevelTraffic& rank : sent) rank.inside.bytes = std::min<std::uint64_t>(rank.inside.bytes, own);
+  const std::vector<CirculantRound> rounds = circulant_rounds(layout_.nodes());
+  add_between(sent, first_rows, [&](const Bounds& of_rail) {
+    return [&, of_rail](int node) {
+      Traffic traffic;
+      std::size_t ranks = layout_.seats();  // most ranks whose gradients a partial sum has
+      for (const auto& [skip, blocks] : rounds) {
+        const std::size_t rows = std::min(arc_of(of_rail, node + skip, blocks).size(), ranks * touched);
+        traffic += between_.carry(rows * cols, cols);
+        ranks *= 2;
+      }
+      return traffic;
+    };
   });
   return sent;
 }
 
 std::vector<LevelTraffic> PlannedTraffic::all_gather(const Bounds& parts, std::size_t element) const {
   std::vector<LevelTraffic> sent(layout_.ranks());
-  add_between(sent, parts, [&, rounds = circulant_rounds(layout_.nodes())](const Bounds& of_rail, int node) {
-    Traffic traffic;
-    for (const auto& [skip, blocks] : rounds) {
-      const Arc out = arc_of(of_rail, node, blocks);
-      for (const Arc::Run& run : {out.first, out.second}) {
-        if (run.size > 0) traffic += {1, run.size * element};
+  add_between(sent, parts, [&](const Bounds& of_rail) {
+    return [element, schedule = GatherSchedule(of_rail)](int node) {
+      Traffic traffic;
+      for (const GatherRound& round : schedule.rounds_of(node)) {
+        for (const Arc::Run& run : round.out) traffic += {1, run.size * element};
       }
-    }
-    return traffic;
+      return traffic;
+    };
   });
   for (int node = 0; node < layout_.nodes(); ++node) {
     const std::size_t others = layout_.ranks_on(node) - 1;

@@ -20,9 +20,9 @@ class PlannedTraffic {
 
   /// TensorComm::reduce_scatter() of gradients.
   std::vector<LevelTraffic> reduce_scatter(const Bounds& parts) const;
-  /// An upper bound of TensorComm::reduce_scatter_rows() of rows of `cols` gradients each, where each rank has
-  /// gradients in `touched` rows, spread evenly over a table. `first_rows`: boundaries of the parts, in rows.
-  std::vector<LevelTraffic> reduce_scatter_rows(const Bounds& first_rows, double touched, std::size_t cols) const;
+  /// The most that TensorComm::reduce_scatter_rows() sends of rows of `cols` gradients each, where each rank has
+  /// gradients in up to `touched` rows of a table, whichever they are. `first_rows`: boundaries of the parts, in rows.
+  std::vector<LevelTraffic> reduce_scatter_rows(const Bounds& first_rows, std::size_t touched, std::size_t cols) const;
   /// TensorComm::all_gather() of elements of so many bytes.
   std::vector<LevelTraffic> all_gather(const Bounds& parts, std::size_t element) const;
 
@@ -40,8 +40,8 @@ class PlannedTraffic {
   Slots inside(int node) const;
   template <class Share>
   void add_inside(std::vector<LevelTraffic>& sent, const Bounds& parts, const Share& share) const;
-  template <class Part>
-  void add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const Part& part) const;
+  template <class OnRail>
+  void add_between(std::vector<LevelTraffic>& sent, const Bounds& parts, const OnRail& on_rail) const;
 
   const NodeLayout& layout_;
   CommConfig config_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/comm/gather_schedule.hpp"
+
 namespace nanorun {
 
 kernels::Wire rail_wire(const kernels::Wire& wire) {
@@ -25,14 +27,14 @@ std::byte* RailCollectives::exchange(int skip, std::size_t out_bytes, std::size_
   return slot;
 }
 
-/// A round backwards: what a rank receives are the blocks that it sends in the reduce-scatter. Both ends see the runs
-/// of an arc in the same order.
 void RailCollectives::all_gather(std::span<std::byte> data, const Bounds& parts, std::size_t element) {
-  const auto of = [&](const Arc::Run& run) { return data.subspan(run.begin * element, run.size * element); };
-  for (auto round = rounds_.rbegin(); round != rounds_.rend(); ++round) {
-    const Arc out = arc_of(parts, rank_, round->blocks), in = arc_of(parts, rank_after(round->skip), round->blocks);
-    const int to = rank_before(round->skip), from = rank_after(round->skip);
-    messages_ = {{to, of(out.first), from, of(in.first)}, {to, of(out.second), from, of(in.second)}};
+  const auto of = [&](const std::vector<Arc::Run>& runs, std::size_t i) {
+    return i < runs.size() ? data.subspan(runs[i].begin * element, runs[i].size * element) : std::span<std::byte>{};
+  };
+  for (const GatherRound& round : GatherSchedule(parts).rounds_of(rank_)) {
+    messages_.clear();
+    for (std::size_t i = 0; i < std::max(round.out.size(), round.in.size()); ++i)
+      messages_.push_back({round.to, of(round.out, i), round.from, of(round.in, i)});
     transport_->exchange(Payload::weights, messages_);
   }
 }

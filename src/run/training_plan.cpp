@@ -32,17 +32,18 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
 /// What each rank sends for a bucket. From lookup tables a rank sends only the rows that it has read, at most one for
 /// each token.
 std::vector<LevelTraffic> gradients_of(const Bucket& bucket, const Bounds& parts, const PlannedTraffic& traffic,
-                                       double tokens) {
+                                       std::size_t tokens) {
   if (bucket.lookup == Lookup::none) return traffic.reduce_scatter(parts);
   Bounds rows;
   for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
-  return traffic.reduce_scatter_rows(rows, std::min(static_cast<double>(bucket.units), tokens), bucket.unit_size);
+  return traffic.reduce_scatter_rows(rows, std::min(bucket.units, tokens), bucket.unit_size);
 }
 
 /// Weights travel when they are updated.
 StepSending sending_of(const Config& config, const ParameterTable& table, const UpdateRules<Real>& rules,
                        const NodeLayout& layout) {
-  const double tokens = static_cast<double>(config.train.sequences) / layout.ranks() * longest_length(config);
+  const auto ranks = static_cast<std::size_t>(layout.ranks());
+  const std::size_t tokens = (config.train.sequences + ranks - 1) / ranks * longest_length(config);
   const PlannedTraffic traffic(layout, config.comm);
   std::vector<StepSending> of_ranks(layout.ranks());
   for (const Bucket& bucket : table.buckets()) {

@@ -120,7 +120,7 @@ TEST(NodeLevels, SumsOfALayoutAreReproducible) {
   }
 }
 
-/// Each byte of a gradient and of a weight leaves its node once, in few messages.
+/// Each byte of a gradient leaves its node once, and so does each byte of a weight on the mean, in few messages.
 TEST(NodeLevels, EachByteLeavesItsNodeOnce) {
   SKIP_WITHOUT_DEVICES();
   Comm& comm = test_comm();
@@ -160,6 +160,21 @@ TEST(NodeLevels, EachByteLeavesItsNodeOnce) {
   }
 }
 
+/// A node that owns everything does not send it to each other node.
+TEST(NodeLevels, NoNodeSendsTheWeightsMoreThanTwice) {
+  SKIP_WITHOUT_DEVICES();
+  const Bounds parts = one_owner(3'000'001);
+  for (const CommConfig& config : configs()) {
+    TensorComm tensors(test_comm(), test_context->comm_stream(), config);
+    CommTensor<float> tensor(Vector<float>(parts.back(), 1));
+    tensors.share(tensor.span());
+    tensors.all_gather(tensor.span(), parts);
+    tensors.synchronize();
+    EXPECT_LE(tensors.sent().between.bytes, 2 * parts.back() * sizeof(float));
+    tensors.close();
+  }
+}
+
 /// What is sent is what the plan counts, message by message.
 TEST(NodeLevels, PlannedTrafficIsWhatIsSent) {
   SKIP_WITHOUT_DEVICES();
@@ -184,8 +199,23 @@ TEST(NodeLevels, PlannedTrafficIsWhatIsSent) {
   }
 }
 
-/// Rows of a table that a rank has gradients in.
-bool touched(int rank, int row, int every) { return every > 0 && (row * 7919 + rank * 104729) % every == 0; }
+/// Rows of a table that a rank has gradients in: one of so many, or, if negative, the first ones.
+bool touched(int rank, int row, int every) {
+  return every > 0 ? (row * 7919 + rank * 104729) % every == 0 : row < -every * (rank + 1);
+}
+
+std::size_t rows_touched(int rank, int rows, int every) {
+  std::size_t count = 0;
+  for (int row = 0; row < rows; ++row) count += touched(rank, row, every);
+  return count;
+}
+
+void expect_at_most(const LevelTraffic& sent, const LevelTraffic& most) {
+  EXPECT_LE(sent.inside.bytes, most.inside.bytes);
+  EXPECT_LE(sent.inside.messages, most.inside.messages);
+  EXPECT_LE(sent.between.bytes, most.between.bytes);
+  EXPECT_LE(sent.between.messages, most.between.messages);
+}
 
 /// Sums of rows are those of the whole table, and all other rows become zero.
 void check_rows(const CommConfig& config, int rows, int cols, int every) {
@@ -223,8 +253,12 @@ void check_rows(const CommConfig& config, int rows, int cols, int every) {
   const LevelTraffic before = tensors.sent();
   tensors.reduce_scatter_rows(kernels::Mat<float>(table.span().data(), rows, cols), exchange);
   const Vector<float> got = table.host(tensors);
-  EXPECT_EQ(tensors.sent() - before,
-            PlannedTraffic(tensors.layout(), config).reduce_scatter_rows(comm.rank(), lists, cols));
+  const LevelTraffic sent = tensors.sent() - before;
+  const PlannedTraffic planned(tensors.layout(), config);
+  EXPECT_EQ(sent, planned.reduce_scatter_rows(comm.rank(), lists, cols));
+  std::size_t most_touched = 0;
+  for (int rank = 0; rank < comm.size(); ++rank) most_touched = std::max(most_touched, rows_touched(rank, rows, every));
+  expect_at_most(sent, planned.reduce_scatter_rows(first_rows, most_touched, cols)[comm.rank()]);
   const int part = tensors.part();
   for (int row = 0; row < rows; ++row) {
     const bool mine =
@@ -246,6 +280,7 @@ TEST(NodeLevels, RowsOfATableAreSummedOverAllNodes) {
     check_rows(config, 1000, 64, 5);
     check_rows(config, 777, 8, 300);
     check_rows(config, 9, 8, 0);
+    check_rows(config, 1000, 64, -80);
   }
   CommConfig pairs;
   pairs.ranks_per_node = 2;
