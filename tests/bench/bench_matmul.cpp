@@ -1,7 +1,8 @@
-// Rates of the GEMMs, the head and Muon's iterations on one GPU at the shapes of records 21 and 89. "of_gemm" is the
-// fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and the MLP
-// in fp8 and bf16 otherwise; "of_copy", of the head's softcap between its GEMMs and of maxima, that of a copy of 1 GiB.
-// Time is the device's; inputs are random, since GEMMs of zeros run faster.
+// Rates of the GEMMs, the head and Muon's iterations on one GPU at the shapes of records 21 and 89, and these
+// iterations for larger models. "of_gemm" is the fraction of what cuBLASLt reaches in the same run with matrices of
+// 8192 x 8192, of e4m3 for the fp8 head and the MLP in fp8 and bf16 otherwise; "of_copy", of the head's softcap between
+// its GEMMs and of maxima, that of a copy of 1 GiB. Time is the device's; inputs are random, since GEMMs of zeros run
+// faster.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime.h>
@@ -405,6 +406,11 @@ void add_all() {
   add_polar_factor("polar_express", polar_express_iteration, 60, 256, width);
   add_polar_factor("polar_express", polar_express_iteration, 20, width, width);
   add_polar_factor("polar_express", polar_express_iteration, 22, width, hidden);
+  // The MLPs and the squares of 24 layers of larger models.
+  for (const int columns : {1024, 1536, 2048}) {
+    add_polar_factor("polar_express", polar_express_iteration, 48, columns, 4 * columns);
+    add_polar_factor("polar_express", polar_express_iteration, 96, columns, columns);
+  }
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, Addend::no);
