@@ -97,9 +97,9 @@ NANORUN_DECLARE_OPS({
   /// Updates all matrices: weights, copy, momentum and second moments in place; gradients are undefined afterwards. All
   /// matrices have one shape or its transpose: the iteration commutes with transposition, so they run as one batch.
   /// Either all batches have second moments, or none.
-  /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the
-  /// stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows and cols are
-  /// multiples of 8, and where shapes differ by more than transposition.
+  /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 or fp16
+  /// between the stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows
+  /// and cols are multiples of 8, and where shapes differ by more than transposition.
   template <class T>
   void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
                    const MuonSquares& squares, Workspace workspace);
