@@ -1,8 +1,8 @@
 #pragma once
 // wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16, fp16 or fp8 operands and fp32 accumulators. A tile
-// in shared memory has rows of 64 bf16 or fp16, or of 128 fp8 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c
-// of row r lies at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator of m64nN: thread t holds in d[4 j +
-// i] the element
+// in shared memory has rows of 128 bytes, 64 bf16 or fp16 or 128 fp8, in the 128-byte swizzle: the 16-byte chunk c of
+// row r lies at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator of m64nN: thread t holds in
+// d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
 // Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
 // wgmma_fence_operand() for the registers that the group reads or writes.

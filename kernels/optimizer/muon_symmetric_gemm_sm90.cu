@@ -21,6 +21,7 @@ namespace {
 using namespace sm90;
 
 constexpr int tile_side = 128, tile_k = 64, consumer_rows = 64;
+static_assert(computes_triangle(tile_side, tile_k));
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
