@@ -282,6 +282,7 @@ template <class T>
 constexpr cudaDataType_t type_of() {
   if constexpr (std::is_same_v<T, float>) return CUDA_R_32F;
   if constexpr (std::is_same_v<T, bf16>) return CUDA_R_16BF;
+  if constexpr (std::is_same_v<T, fp16>) return CUDA_R_16F;
   if constexpr (std::is_same_v<T, e4m3>) return CUDA_R_8F_E4M3;
   if constexpr (std::is_same_v<T, e5m2>) return CUDA_R_8F_E5M2;
 }
@@ -316,6 +317,7 @@ void gemm(Stream stream, const GemmOptions& options, Op op_a, Mat<const A> a, Op
   template void gemm(Stream, const GemmOptions&, Op, Mat<const A>, Op, Mat<const B>, Mat<const D>, Mat<D>);
 NANORUN_GEMM(bf16, bf16, bf16)
 NANORUN_GEMM(bf16, bf16, float)
+NANORUN_GEMM(fp16, fp16, fp16)
 NANORUN_GEMM(e4m3, e4m3, bf16)
 NANORUN_GEMM(e5m2, e4m3, bf16)
 

@@ -12,6 +12,7 @@
 // its parts in a fixed order.
 
 #include "kernels/device/device.hpp"
+#include "kernels/device/fp16.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -34,10 +35,10 @@ struct GemmOptions {
 };
 
 /// d = alpha op(a) op(b) + beta c, summed in fp32. c has the shape and stride of d, and may be d.
-/// A, B: bf16, or 8-bit with Op::none for a, Op::transpose for b, and rows and strides of multiples of 16 elements.
-/// D: bf16, or float where A and B are bf16.
-/// Throws std::logic_error without create_blas(), std::runtime_error where cuBLASLt has no algorithm, and
-/// std::bad_alloc where memory for the timing is lacking.
+/// A, B: bf16, fp16, or 8-bit with Op::none for a, Op::transpose for b, and rows and strides of multiples of 16
+/// elements. D: bf16, or float where A and B are bf16; fp16 where A and B are. Throws std::logic_error without
+/// create_blas(), std::runtime_error where cuBLASLt has no algorithm, and std::bad_alloc where memory for the timing is
+/// lacking.
 template <class A, class B, class D>
 void gemm(Stream stream, const GemmOptions& options, Op op_a, Mat<const A> a, Op op_b, Mat<const B> b, Mat<const D> c,
           Mat<D> d);

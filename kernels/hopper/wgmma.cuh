@@ -1,13 +1,16 @@
 #pragma once
-// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16 or fp8 operands and fp32 accumulators. A tile in
-// shared memory has rows of 64 bf16 or 128 fp8 (128 bytes) in the 128-byte swizzle: the 16-byte chunk c of row r lies
-// at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator of m64nN: thread t holds in d[4 j + i] the element
+// wgmma: asynchronous matmuls of a warpgroup, d (+)= a b with bf16, fp16 or fp8 operands and fp32 accumulators. A tile
+// in shared memory has rows of 128 bytes, 64 bf16 or fp16 or 128 fp8, in the 128-byte swizzle: the 16-byte chunk c of
+// row r lies at chunk c ^ (r % 8). Tiles are aligned to 1024 bytes. Accumulator of m64nN: thread t holds in
+// d[4 j + i] the element
 //   row 16 (t / 32) + t % 32 / 4 + 8 (i / 2),  column 8 j + 2 (t % 4) + i % 2.
 // Call wgmma_fence() before the first wgmma() of a group, wgmma_commit() after the last, then wgmma_wait(), and
 // wgmma_fence_operand() for the registers that the group reads or writes.
 
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/device/fp16.hpp"
 #include "kernels/hopper/sm90.cuh"
 
 namespace nanorun::kernels::cuda::sm90 {
@@ -93,16 +96,25 @@ __device__ __forceinline__ void wgmma(Accumulator<64>& d, std::uint64_t a, std::
         "n"(static_cast<int>(major_b)));
 }
 
-/// d [64, 128] (+)= a [64, 16] b [16, 128], both operands in shared memory.
-template <Major major_a, Major major_b>
+#define NANORUN_WGMMA_128(operands)                                                                                   \
+  asm volatile(                                                                                                       \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." operands " {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n" \
+      : NANORUN_D32(0), NANORUN_D32(32)                                                                               \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),                            \
+        "n"(static_cast<int>(major_b)))
+
+/// d [64, 128] (+)= a [64, 16] b [16, 128], both operands of T = bf16 or fp16 in shared memory.
+template <Major major_a, Major major_b, class T = bf16>
 __device__ __forceinline__ void wgmma(Accumulator<128>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
-        "n"(static_cast<int>(major_b)));
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, fp16>);
+  if constexpr (std::is_same_v<T, bf16>) {
+    NANORUN_WGMMA_128("bf16.bf16");
+  } else {
+    NANORUN_WGMMA_128("f16.f16");
+  }
 }
+#undef NANORUN_WGMMA_128
 
 /// d [64, 128] (+)= a [64, 32] b [32, 128] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
 /// about 14 bits.

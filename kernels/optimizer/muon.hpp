@@ -38,6 +38,7 @@ constexpr int normuon_neurons(int rows, int cols) { return rows >= cols ? rows :
 /// A step X = a X + (b A + c A A) X of an iteration towards the polar factor.
 struct PolarStep {
   double a, b, c;
+  bool operator==(const PolarStep&) const = default;
 };
 
 /// Such an iteration: X = u / (norm_factor |u|_F + eps) at first, then the steps.
@@ -95,9 +96,9 @@ NANORUN_DECLARE_OPS({
   /// Updates all matrices: weights, copy, momentum and second moments in place; gradients are undefined afterwards. All
   /// matrices have one shape or its transpose: the iteration commutes with transposition, so they run as one batch.
   /// Either all batches have second moments, or none.
-  /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 between the
-  /// stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows and cols are
-  /// multiples of 8, and where shapes differ by more than transposition.
+  /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 or fp16
+  /// between the stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows
+  /// and cols are multiples of 8, and where shapes differ by more than transposition.
   template <class T>
   void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const MuonOptions& options,
                    const MuonSquares& squares, Workspace workspace);

@@ -1,5 +1,7 @@
 // NorMuon and the update of the weights, see muon_stages.hpp.
 
+#include <cuda_fp16.h>
+
 #include <cassert>
 
 #include "kernels/device/ordered_sum.cuh"
@@ -10,6 +12,19 @@ namespace {
 
 /// Thread blocks that share the neurons of a matrix.
 constexpr int neuron_blocks = 96;
+
+/// Elements of X.
+template <int N>
+__device__ Vector<float, N> to_elements(const Vector<bf16, N>& stored) {
+  return to_floats(stored);
+}
+template <int N>
+__device__ Vector<float, N> to_elements(const Vector<fp16, N>& stored) {
+  Vector<float, N> x;
+#pragma unroll
+  for (int k = 0; k < N; ++k) x.v[k] = __half2float(__ushort_as_half(stored.v[k].bits)) / stored_factor<fp16>;
+  return x;
+}
 
 /// Sums over neurons, for |X|² and |X s|².
 struct NormSums {
@@ -37,14 +52,15 @@ __device__ NormSums update_neuron(float& second_moment, float squares, int lengt
 }
 
 /// Updates the Q of the thread block's share of the rows, a warp for each.
-__device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float beta) {
+template <class T>
+__device__ NormSums update_rows(Mat<const T> x, float* second_moment, float beta) {
   const int warp = threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
   NormSums sums{};
   for (int i = blockIdx.x * block_warps + warp; i < x.rows; i += neuron_blocks * block_warps) {
     float squares = 0;
 #pragma unroll 4
     for (int j = 8 * lane; j < x.cols; j += 8 * warp_size) {
-      const Vector<float, 8> v = load_floats<8>(x.row(i) + j);
+      const Vector<float, 8> v = to_elements(load_vector<8>(x.row(i) + j));
       squares += dot(v, v);
     }
     squares = warp_sum(squares);
@@ -54,7 +70,8 @@ __device__ NormSums update_rows(Mat<const bf16> x, float* second_moment, float b
 }
 
 /// Updates the Q of columns, 32 at a time. Eight threads read every 32nd row, four columns each.
-__device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, float beta) {
+template <class T>
+__device__ NormSums update_columns(Mat<const T> x, float* second_moment, float beta) {
   constexpr int width = 32, quads = width / 4, slots = block_threads / quads;
   __shared__ float partial[slots][width];
   const int quad = threadIdx.x % quads, slot = threadIdx.x / quads;
@@ -64,7 +81,7 @@ __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, floa
     const int row_end = first + 4 * quad < x.cols ? x.rows : 0;
 #pragma unroll 8
     for (int i = slot; i < row_end; i += slots) {
-      const Vector<float, 4> v = load_floats<4>(x.row(i) + first + 4 * quad);
+      const Vector<float, 4> v = to_elements(load_vector<4>(x.row(i) + first + 4 * quad));
 #pragma unroll
       for (int k = 0; k < 4; ++k) squares.v[k] += v.v[k] * v.v[k];
     }
@@ -84,14 +101,15 @@ __device__ NormSums update_columns(Mat<const bf16> x, float* second_moment, floa
 
 /// Block (i, j) updates the second moments of part i of the neurons of matrix j: of the wide matrix the columns, except
 /// where it is square. sums [matrices, neuron_blocks].
+template <class T>
 __global__ void __launch_bounds__(block_threads)
-    update_neurons(NormSums* sums, const __grid_constant__ MuonBatches batches, const bf16* x, float beta) {
+    update_neurons(NormSums* sums, const __grid_constant__ MuonBatches batches, const T* x, float beta) {
   __shared__ NormSums of_warps[block_warps];
   begin_after_previous();
   const MuonMatrix m(batches, blockIdx.y);
-  const Mat<const bf16> wide(x + blockIdx.y * m.size(), min(m.rows, m.cols), max(m.rows, m.cols));
-  const NormSums sum = warp_sums(m.rows == m.cols ? update_rows(wide, m.second_moment, beta)
-                                                  : update_columns(wide, m.second_moment, beta));
+  const Mat<const T> wide(x + blockIdx.y * m.size(), min(m.rows, m.cols), max(m.rows, m.cols));
+  const NormSums sum = warp_sums(m.rows == m.cols ? update_rows<T>(wide, m.second_moment, beta)
+                                                  : update_columns<T>(wide, m.second_moment, beta));
   if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -110,7 +128,8 @@ __device__ float norm_factor(const NormSums* sums) {
 }
 
 /// Moves the weights in the tile at (row, col) by X `factor` s.
-__device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, float factor, TurnedTile& turned,
+template <class T>
+__device__ void move_tile(const MuonMatrix& m, const T* x, int row, int col, float factor, TurnedTile& turned,
                           SumOfSquares& of_weights) {
   const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
   if (m.tall()) {
@@ -132,7 +151,7 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
   for (int i = first; i < tile_side; i += tile_step) {
     if (!m.contains(row + i, col + 4 * quad)) continue;
     const std::size_t at = m.at(row + i, col + 4 * quad);
-    const Vector<float, 4> update = to_floats(m.tall() ? turned.column(quad, i) : load_vector<4>(x + at));
+    const Vector<float, 4> update = to_elements(m.tall() ? turned.column<T>(quad, i) : load_vector<4>(x + at));
     Vector<float, 4> w = load_vector<4>(m.weights + at);
     if (by_rows) {
       const float of_row = scale_of(row + i);
@@ -151,9 +170,10 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
 }
 
 /// A thread block moves one part of a matrix after another. x, sums: of the matrices of `batches`.
+template <class T>
 __global__ void __launch_bounds__(block_threads)
-    move_weights(const __grid_constant__ MuonBatches batches, int matrices, int parts, const bf16* x,
-                 const NormSums* sums, OrderedSum total, double* squares) {
+    move_weights(const __grid_constant__ MuonBatches batches, int matrices, int parts, const T* x, const NormSums* sums,
+                 OrderedSum total, double* squares) {
   __shared__ TurnedTile turned;
   begin_after_previous();
   SumOfSquares of_weights{total, squares};
@@ -169,28 +189,32 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-std::size_t muon_apply_workspace(MatrixBatch<bf16> x) {
-  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(x.count) * neuron_blocks);
+std::size_t muon_apply_workspace(int count) {
+  return WorkspaceAllocator::bytes<NormSums>(static_cast<std::size_t>(count) * neuron_blocks);
 }
 
-void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, double normuon_beta,
+template <class T>
+void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<T> x, double normuon_beta,
                 double* squares, Workspace workspace) {
   constexpr const char* op = "muon_apply";
-  assert(workspace.size() >= muon_apply_workspace(x));
+  assert(workspace.size() >= muon_apply_workspace(x.count));
   NormSums* const sums =
       WorkspaceAllocator(workspace).take<NormSums>(static_cast<std::size_t>(x.count) * neuron_blocks);
   const int parts = matrix_parts(x.rows, x.cols);
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
-    const bf16* const own = x.data + first * x.matrix_size();
+    const T* const own = x.data + first * x.matrix_size();
     NormSums* const own_sums = sums + static_cast<std::size_t>(first) * neuron_blocks;
     if (argument.batch[0].second_moment != nullptr) {
-      launch(op, stream, update_neurons, dim3(neuron_blocks, count), block_threads, 0, own_sums, argument, own,
+      launch(op, stream, update_neurons<T>, dim3(neuron_blocks, count), block_threads, 0, own_sums, argument, own,
              static_cast<float>(normuon_beta));
     }
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    launch(op, stream, move_weights, blocks, block_threads, 0, argument, count, parts, own, own_sums,
+    launch(op, stream, move_weights<T>, blocks, block_threads, 0, argument, count, parts, own, own_sums,
            OrderedSum(stream), squares);
   });
 }
+
+template void muon_apply(Stream, std::span<const MuonBatch<bf16>>, MatrixBatch<bf16>, double, double*, Workspace);
+template void muon_apply(Stream, std::span<const MuonBatch<bf16>>, MatrixBatch<fp16>, double, double*, Workspace);
 
 }  // namespace nanorun::kernels::cuda

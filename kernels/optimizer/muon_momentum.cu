@@ -42,7 +42,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
 #pragma unroll
   for (int i = first; i < tile_side; i += tile_step) {
     if (m.contains(row + 4 * quad, col + i)) {
-      store_vector(x + m.wide_at(row + 4 * quad, col + i), turned.column(quad, i));
+      store_vector(x + m.wide_at(row + 4 * quad, col + i), turned.column<bf16>(quad, i));
     }
   }
   __syncthreads();  // the next tile takes its place

@@ -1,15 +1,27 @@
 #pragma once
-// Symmetric GEMM (BLAS: syrk) of the Newton–Schulz iteration of Muon: only the tiles on and above the diagonal are
-// computed, about half of the arithmetic.
+// GEMMs of the iterations of Muon whose results are symmetric: only the tiles on and above the diagonal are computed,
+// about half of the arithmetic. T = bf16 or fp16; sums are fp32.
 
 #include "kernels/device/cublas.hpp"
 
 namespace nanorun::kernels::cuda {
 
-/// out = alpha x xᵀ + beta addend, summed in fp32. The addend is symmetric, and not read where beta is 0.
+/// Whether the GEMMs below compute one triangle of out [n, n] from factors [n, k]; elsewhere they are gemm().
+constexpr bool computes_triangle(int n, int k) { return n % 128 == 0 && k % 64 == 0; }
+
+/// out = alpha x xᵀ + beta addend (BLAS: syrk). The addend is symmetric, and not read where beta is 0.
 /// Shapes: x [n, k]; addend, out [n, n]; options.count of each, contiguous. out overlaps neither x nor addend.
-/// Where n is a multiple of 128 and k of 64, out is exactly symmetric; elsewhere this is a gemm(). Throws as gemm().
-void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x, Mat<const bf16> addend,
-                    Mat<bf16> out);
+/// With computes_triangle(n, k) out is exactly symmetric. Throws as gemm().
+template <class T>
+void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
+                    Mat<const std::type_identity_t<T>> addend, Mat<T> out);
+
+/// out = (alpha x + beta I) y, for symmetric x and y that commute, such as polynomials of one symmetric matrix: their
+/// product is symmetric. x, y, out [n, n], options.count of each, contiguous; out overlaps neither x nor y.
+/// With computes_triangle(n, n) out is exactly symmetric outside of the blocks [128, 128] on the diagonal, where it is
+/// up to rounding. Throws as gemm().
+template <class T>
+void symmetric_product(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
+                       Mat<const std::type_identity_t<T>> y, Mat<T> out);
 
 }  // namespace nanorun::kernels::cuda

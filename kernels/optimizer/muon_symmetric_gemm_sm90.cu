@@ -1,14 +1,15 @@
-// Symmetric GEMM: computes the tiles of out on or above the diagonal, and writes each with its mirror image. A thread
-// block computes one 128 x 128 tile: a producer warp loads k-tiles of x by TMA, and two consumer warpgroups compute 64
-// rows each by wgmma. The addend's tile is loaded as a last k-tile, and the stages then hold the result for the TMA
-// store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and epilogue; a launch of
-// no more blocks than SMs uses six stages instead of three.
+// Symmetric GEMM x yᵀ: computes the tiles of out on or above the diagonal, and writes each with its mirror image. A
+// thread block computes one 128 x 128 tile: a producer warp loads k-tiles of x and y by TMA, and two consumer
+// warpgroups compute 64 rows each by wgmma. The addend's tile is loaded as a last k-tile, and the stages then hold the
+// result for the TMA store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and
+// epilogue; a launch of no more blocks than SMs uses six stages instead of three.
 
 #include "kernels/optimizer/muon_symmetric_gemm.hpp"
 
 #include <cassert>
 #include <stdexcept>
 
+#include "kernels/device/pairs.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/hopper/sm90.cuh"
 #include "kernels/hopper/tensor_map.cuh"
@@ -20,6 +21,7 @@ namespace {
 using namespace sm90;
 
 constexpr int tile_side = 128, tile_k = 64, consumer_rows = 64;
+static_assert(computes_triangle(tile_side, tile_k));
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
@@ -30,15 +32,16 @@ using Columns = std::byte[column_bytes(tile_side)];
 
 template <int stages>
 struct alignas(1024) Shared {
-  /// x: its rows for the tile's rows and those for its columns. Addend and out: the left half and the right.
+  /// The rows of x for the tile's rows and those of y for its columns. Addend and out: the left half and the right.
   Columns k_tile[stages][2];
   Mbarrier full[stages], empty[stages];
 };
 
 struct Problem {
-  CUtensorMap x, addend, out;
+  CUtensorMap x, y, addend, out;
   float alpha, beta;
   int n, k_tiles;
+  bool x_is_y;
 
   __host__ __device__ int tiles() const { return n / tile_side; }  // along a side
   __host__ __device__ int count() const { return tiles() * (tiles() + 1) / 2; }
@@ -55,6 +58,8 @@ struct TilePosition {
     row *= tile_side;
   }
   __device__ bool diagonal() const { return row == col; }
+  /// Whether the same rows of one matrix are both factors.
+  __device__ bool one_factor(const Problem& p) const { return p.x_is_y && diagonal(); }
 };
 
 /// Producer, one thread.
@@ -62,6 +67,7 @@ template <int stages>
 __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition& tile) {
   PipelineState<stages> at;
   const int loads = p.k_tiles + (p.beta != 0 ? 1 : 0);
+  const bool one_factor = tile.one_factor(p);
   for (int k = 0; k < loads; ++k, at.advance()) {
     Mbarrier& full = s.full[at.stage];
     auto& [left, right] = s.k_tile[at.stage];
@@ -71,9 +77,9 @@ __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition&
       tma_load(left, p.addend, 0, tile.matrix + tile.row, tile.col / 64, full);
       tma_load(right, p.addend, 0, tile.matrix + tile.row, tile.col / 64 + 1, full);
     } else {
-      mbarrier_arrive_expect_tx(full, tile.diagonal() ? sizeof left : sizeof left + sizeof right);
+      mbarrier_arrive_expect_tx(full, one_factor ? sizeof left : sizeof left + sizeof right);
       tma_load(left, p.x, 0, tile.matrix + tile.row, k, full);
-      if (!tile.diagonal()) tma_load(right, p.x, 0, tile.matrix + tile.col, k, full);
+      if (!one_factor) tma_load(right, p.y, 0, tile.matrix + tile.col, k, full);
     }
   }
 }
@@ -89,6 +95,7 @@ __device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* co
 }
 
 /// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image.
+template <class T>
 __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
                                       const float (&accumulator)[tile_side / 2], int warp) {
   constexpr int warps = consumer_rows / 16;  // warps of a consumer
@@ -101,10 +108,11 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
     for (int k = 0; k < 4; ++k) {
       float low = p.alpha * accumulator[8 * i + 2 * k], high = p.alpha * accumulator[8 * i + 2 * k + 1];
       if (p.beta != 0) {
-        low += p.beta * __uint_as_float(pairs[k] << 16);
-        high += p.beta * __uint_as_float(pairs[k] & 0xFFFF0000u);
+        const float2 addend = unpack_pair<T>(pairs[k]);
+        low += p.beta * addend.x;
+        high += p.beta * addend.y;
       }
-      pairs[k] = pack_bf16(low, high);
+      pairs[k] = pack_pair<T>(low, high);
     }
     stmatrix(at, pairs);
     stmatrix_transposed(transposed_block_at(mirror[warp / warps], 16 * i, warp % warps * 2), pairs);
@@ -112,22 +120,23 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
 }
 
 /// Consumer, a warpgroup: mainloop and epilogue on its rows of the tile.
-template <int stages>
+template <class T, int stages>
 __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition& tile, int consumer) {
   const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
   PipelineState<stages> at;
+  const bool one_factor = tile.one_factor(p);
   float accumulator[tile_side / 2];
   int before = 0;
   for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
     mbarrier_wait(s.full[at.stage], at.parity);
     auto& [left, right] = s.k_tile[at.stage];
     const std::uint64_t l = smem_descriptor(shared_address(left) + column_bytes(consumer_rows) * consumer);
-    const std::uint64_t r = smem_descriptor(shared_address(tile.diagonal() ? left : right));
+    const std::uint64_t r = smem_descriptor(shared_address(one_factor ? left : right));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < tile_k; i += 16) {
-      wgmma<Major::k, Major::k>(accumulator, advance_descriptor(l, 2 * i), advance_descriptor(r, 2 * i),
-                                k > 0 || i > 0);
+      wgmma<Major::k, Major::k, T>(accumulator, advance_descriptor(l, 2 * i), advance_descriptor(r, 2 * i),
+                                   k > 0 || i > 0);
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -141,7 +150,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   named_barrier_sync(all_summed, consumer_threads);
   auto& direct = s.k_tile[at.stage];
   auto& mirror = s.k_tile[(at.stage + 1) % stages];
-  stage(direct, mirror, p, accumulator, warp);
+  stage<T>(direct, mirror, p, accumulator, warp);
   fence_async_proxy();
   named_barrier_sync(staged + consumer, warpgroup_size);
   if (thread != 0) return;
@@ -156,7 +165,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   tma_store_wait_read<0>();
 }
 
-template <int blocks_per_sm>
+template <class T, int blocks_per_sm>
 __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(const __grid_constant__ Problem p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& s = *reinterpret_cast<Shared<stages_of(blocks_per_sm)>*>(memory);
@@ -170,46 +179,80 @@ __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(
   begin_after_previous();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / warpgroup_size, 0);
   if (warpgroup < consumers) {
-    consume(s, p, tile, warpgroup);
+    consume<T>(s, p, tile, warpgroup);
   } else if (threadIdx.x == consumer_threads) {
     produce(s, p, tile);
   }
 }
 
-template <int blocks_per_sm>
+template <class T, int blocks_per_sm>
 void launch_gemm(Stream stream, const Problem& p, int count) {
   constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_per_sm)>);
   static_assert(blocks_per_sm * (shared_bytes + 1024) <= 228 * 1024);
-  const auto kernel = symmetric_gemm_kernel<blocks_per_sm>;
+  const auto kernel = symmetric_gemm_kernel<T, blocks_per_sm>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
 }
 
-}  // namespace
+template <class T>
+bool fits(Mat<const T> x, Mat<T> out) {
+  return computes_triangle(x.rows, x.cols) && x.ld == x.cols && out.ld == out.cols;
+}
 
-void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const bf16> x, Mat<const bf16> addend,
-                    Mat<bf16> out) {
-  const int n = x.rows, count = options.count;
-  assert(out.rows == n && out.cols == n && out.data != x.data && out.data != addend.data);
-  if (n % tile_side != 0 || x.cols % tile_k != 0 || x.ld != x.cols || out.ld != n) {
-    const Mat<const bf16> c = options.beta != 0 ? addend : out;
-    return gemm<bf16, bf16, bf16>(stream, options, Op::none, x, Op::transpose, x, c, out);
-  }
-  const auto batch = [&](Mat<const bf16> m) { return Mat<const bf16>(m.data, count * n, m.cols); };
+/// Map of `count` matrices, one below the other. TMA moves elements of 16 bits, whatever their format is.
+template <class T>
+CUtensorMap batch_map(Mat<const T> m, int count, int box_rows) {
+  return column_map({reinterpret_cast<const bf16*>(m.data), count * m.rows, m.cols}, box_rows, panel_columns);
+}
+
+/// out = alpha x yᵀ + beta addend, symmetric.
+template <class T>
+void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
+                      Mat<T> out) {
+  static_assert(tile_k == panel_columns);
+  const int count = options.count;
   Problem p{};
-  p.x = column_map(batch(x), tile_side, tile_k);
-  if (options.beta != 0) p.addend = column_map(batch(addend), tile_side, 64);
-  p.out = column_map(batch(out), consumer_rows, 64);
+  p.x = batch_map<T>(x, count, tile_side);
+  p.y = batch_map<T>(y, count, tile_side);
+  if (options.beta != 0) p.addend = batch_map<T>(addend, count, tile_side);
+  p.out = batch_map<T>(out, count, consumer_rows);
   p.alpha = options.alpha;
   p.beta = options.beta;
-  p.n = n;
+  p.n = x.rows;
   p.k_tiles = x.cols / tile_k;
+  p.x_is_y = x.data == y.data;
   if (count * p.count() > sm_count()) {
-    launch_gemm<2>(stream, p, count);
+    launch_gemm<T, 2>(stream, p, count);
   } else {
-    launch_gemm<1>(stream, p, count);
+    launch_gemm<T, 1>(stream, p, count);
   }
 }
+
+}  // namespace
+
+template <class T>
+void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
+                    Mat<const std::type_identity_t<T>> addend, Mat<T> out) {
+  assert(out.rows == x.rows && out.cols == x.rows && out.data != x.data && out.data != addend.data);
+  if (fits<T>(x, out)) return compute_triangle<T>(stream, options, x, x, addend, out);
+  const Mat<const T> c = options.beta != 0 ? addend : out;
+  gemm<T, T, T>(stream, options, Op::none, x, Op::transpose, x, c, out);
+}
+
+template <class T>
+void symmetric_product(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
+                       Mat<const std::type_identity_t<T>> y, Mat<T> out) {
+  assert(x.cols == x.rows && y.rows == x.rows && y.cols == x.rows && out.rows == x.rows && out.cols == x.rows);
+  assert(out.data != x.data && out.data != y.data && y.ld == x.ld);
+  if (fits<T>(x, out)) return compute_triangle<T>(stream, options, x, y, y, out);
+  gemm<T, T, T>(stream, options, Op::none, x, Op::none, y, y, out);
+}
+
+#define NANORUN_SYMMETRIC(T)                                                                    \
+  template void symmetric_gemm(Stream, const GemmOptions&, Mat<const T>, Mat<const T>, Mat<T>); \
+  template void symmetric_product(Stream, const GemmOptions&, Mat<const T>, Mat<const T>, Mat<T>);
+NANORUN_SYMMETRIC(bf16)
+NANORUN_SYMMETRIC(fp16)
 
 }  // namespace nanorun::kernels::cuda

@@ -61,18 +61,20 @@ struct MuonMatrix {
   }
 };
 
-/// A tile of bf16 in shared memory, which its threads write by rows and read by columns.
+/// A tile of bf16 or fp16 in shared memory, which its threads write by rows and read by columns.
 struct TurnedTile {
   std::uint16_t bits[tile_side][tile_side + 2];  // padded against bank conflicts
 
   /// Elements [4 quad, 4 quad + 4) of a row.
-  __device__ void put(int row, int quad, const Vector<bf16, 4>& x) {
+  template <class T>
+  __device__ void put(int row, int quad, const Vector<T, 4>& x) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) bits[row][4 * quad + k] = x.v[k].bits;
   }
   /// Elements [4 quad, 4 quad + 4) of a column.
-  __device__ Vector<bf16, 4> column(int quad, int col) const {
-    Vector<bf16, 4> x;
+  template <class T>
+  __device__ Vector<T, 4> column(int quad, int col) const {
+    Vector<T, 4> x;
 #pragma unroll
     for (int k = 0; k < 4; ++k) x.v[k].bits = bits[4 * quad + k][col];
     return x;

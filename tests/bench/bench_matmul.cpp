@@ -1,9 +1,11 @@
-// Rates of the GEMMs, the head and Muon's iterations on one GPU at the shapes of records 21 and 89. "of_gemm" is the
-// fraction of what cuBLASLt reaches in the same run with matrices of 8192 x 8192, of e4m3 for the fp8 head and the MLP
-// in fp8 and bf16 otherwise; "of_copy", of the head's softcap between its GEMMs and of maxima, that of a copy of 1 GiB.
-// Time is the device's; inputs are random, since GEMMs of zeros run faster.
+// Rates of the GEMMs, the head and Muon's iterations on one GPU at the shapes of records 21 and 89, and these
+// iterations for larger models. "of_gemm" is the fraction of what cuBLASLt reaches in the same run with matrices of
+// 8192 x 8192, of e4m3 for the fp8 head and the MLP in fp8 and bf16 otherwise; "of_copy", of the head's softcap between
+// its GEMMs and of maxima, that of a copy of 1 GiB. Time is the device's; inputs are random, since GEMMs of zeros run
+// faster.
 
 #include <benchmark/benchmark.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -58,6 +60,7 @@ class Values {
   static T element(float x) {
     if constexpr (std::is_same_v<T, float>) return x;
     if constexpr (std::is_same_v<T, bf16>) return {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16)};
+    if constexpr (std::is_same_v<T, fp16>) return {static_cast<__half_raw>(__float2half_rn(x)).x};
     if constexpr (std::is_integral_v<T>) return static_cast<T>((x + 1) * 25000);  // tokens
     if constexpr (std::is_same_v<T, std::byte>) return std::byte{0};
   }
@@ -281,8 +284,8 @@ void lm_head_weight_gradient(benchmark::State& state, int rows) {
   measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, Operands::fp8);
 }
 
-/// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if all
-/// GEMMs were computed in full.
+/// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if it
+/// took no Gram iteration and computed all GEMMs in full.
 void polar_factor(benchmark::State& state, const PolarIteration& iteration, int count, int rows, int cols) {
   const double n = rows, m = cols;
   const Values<bf16> values(std::size_t{1} * rows * cols * count);
@@ -317,6 +320,17 @@ void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, Adde
         }
       },
       20);
+}
+
+/// Products of `count` pairs of matrices [n, n] in fp16, as the Gram iteration has them; the rate is as if they were
+/// computed in full. The factors do not commute, which does not matter here.
+void symmetric_product(benchmark::State& state, int count, int n) {
+  const std::size_t size = static_cast<std::size_t>(count) * n * n;
+  const Values<fp16> x(size), y(size), out(size);
+  const cuda::GemmOptions options{.alpha = 0x1p-6f, .beta = 4, .count = count};
+  measure(
+      state, 2.0 * n * static_cast<double>(size), 0,
+      [&] { cuda::symmetric_product(stream, options, x.mat(n, n), y.mat(n, n), out.mat(n, n)); }, 20);
 }
 
 void add(const std::string& name, std::function<void(benchmark::State&)> body) {
@@ -365,6 +379,11 @@ void add_symmetric_gemm(bool own, int count, int cols, Addend with) {
       [=](benchmark::State& state) { symmetric_gemm(state, own, count, cols, with); });
 }
 
+void add_symmetric_product(int count, int n) {
+  add("symmetric_product/" + std::to_string(count) + "x" + std::to_string(n),
+      [=](benchmark::State& state) { symmetric_product(state, count, n); });
+}
+
 void add_all() {
   add("copy", copy);
   add_linear("linear_backward_input", Linear::backward_input, 8192, 8192, 8192);
@@ -405,6 +424,13 @@ void add_all() {
   add_polar_factor("polar_express", polar_express_iteration, 60, 256, width);
   add_polar_factor("polar_express", polar_express_iteration, 20, width, width);
   add_polar_factor("polar_express", polar_express_iteration, 22, width, hidden);
+  // The MLPs and the squares of 24 layers of larger models.
+  for (const int columns : {1024, 1536, 2048}) {
+    add_polar_factor("polar_express", polar_express_iteration, 48, columns, 4 * columns);
+    add_polar_factor("polar_express", polar_express_iteration, 96, columns, columns);
+    add_symmetric_product(48, columns);
+  }
+  add_symmetric_product(22, width);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, Addend::no);

@@ -224,9 +224,10 @@ void muon_momentum(benchmark::State& state) {
 void muon_apply(benchmark::State& state) {
   MuonMatrices m(state.range(0) != 0);
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
-  Tensor<float> workspace(cuda::muon_apply_workspace(m.wide) / sizeof(float));
+  Tensor<float> workspace(cuda::muon_apply_workspace(m.wide.count) / sizeof(float));
   measure(state, 14.0 * matrix, [&] {
-    cuda::muon_apply(stream, batches, m.wide, 0.9, m.squares.data, std::as_writable_bytes(workspace.flat()));
+    cuda::muon_apply(stream, batches, cuda::in_fp16(m.wide), 0.9, m.squares.data,
+                     std::as_writable_bytes(workspace.flat()));
   });
 }
 

@@ -2,11 +2,13 @@
 // Matrices of several batches as Muon's CUDA implementation updates them.
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/optimizer/muon_stages.hpp"
 #include "tests/support/bf16.hpp"
 #include "tests/support/cuda_memory.hpp"
+#include "tests/support/fp16.hpp"
 
 namespace nanorun::kernels::test {
 
@@ -75,14 +77,24 @@ struct MuonMatrices {
   void set(const DeviceVector<float>& tensor, const Vector<float>& values) const {
     cuda_check(cudaMemcpy(tensor.data(), values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice));
   }
-  void set_x(const Vector<float>& values) const {
-    Vector<bf16> rounded;
-    for (const float value : values) rounded.push_back(to_bf16(value));
-    cuda_check(cudaMemcpy(x.data(), rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+  /// X as T stores it.
+  template <class T>
+  MatrixBatch<T> stored() const {
+    return {reinterpret_cast<T*>(x.data()), wide.count, wide.rows, wide.cols};
   }
+  template <class T = bf16>
+  void set_x(const Vector<float>& values) const {
+    Vector<T> rounded;
+    for (const float value : values) {
+      if constexpr (std::is_same_v<T, bf16>) rounded.push_back(to_bf16(value));
+      if constexpr (std::is_same_v<T, fp16>) rounded.push_back(to_fp16(cuda::stored_factor<fp16> * value));
+    }
+    cuda_check(cudaMemcpy(x.data(), rounded.data(), rounded.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  template <class T = bf16>
   Vector<float> host_x() const {
     Vector<float> values;
-    for (const bf16 value : x.host()) values.push_back(to_float(value));
+    for (const bf16 value : x.host()) values.push_back(to_float(T{value.bits}) / cuda::stored_factor<T>);
     return values;
   }
 

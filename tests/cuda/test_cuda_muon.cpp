@@ -7,24 +7,24 @@
 
 #include "kernels/device/device.hpp"
 #include "kernels/linear/matmul.hpp"
-#include "kernels/optimizer/muon_portable.hpp"
-#include "kernels/optimizer/muon_stages.hpp"
-#include "tests/cuda/blas_stream.hpp"
-#include "tests/cuda/muon_matrices.hpp"
-#include "tests/cuda/tensor.hpp"
+#include "tests/cuda/polar_factors.hpp"
 #include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
 using test::batches_of;
+using test::Iteration;
 using test::name_of;
 using test::Shape;
 using test::Shapes;
 using test::size_of;
 using Matrices = test::MuonMatrices;
 
-/// Calls with one or several batches: squares, wide, tall and both; sides that tiles divide, and others.
+constexpr Iteration newton_schulz = Iteration::newton_schulz;
+
+/// Calls with one or several batches: squares, wide, tall and both; sides that tiles divide, and others. None takes the
+/// Gram iteration.
 const Shapes batches[] = {{{2, 8, 8}},
                           {{3, 64, 64}},
                           {{2, 16, 40}},
@@ -33,42 +33,8 @@ const Shapes batches[] = {{{2, 8, 8}},
                           {{3, 200, 136}, {1, 136, 200}},
                           {{1, 256, 384}, {7, 384, 256}, {0, 384, 256}, {3, 256, 384}},
                           {{2, 768, 768}, {1, 768, 768}},
-                          {{1, 3072, 768}, {1, 768, 3072}}};
-
-enum class Iteration { newton_schulz, polar_express };
-
-const PolarIteration& coefficients(Iteration iteration) {
-  return iteration == Iteration::newton_schulz ? newton_schulz_iteration : polar_express_iteration;
-}
-
-/// Without momentum, X begins as the gradients.
-test::Vector<float> result_of(const test::Vector<float>& x, const Shapes& shapes,
-                              Iteration iteration = Iteration::newton_schulz) {
-  const test::BlasStream stream;
-  const Matrices matrices(shapes);
-  const test::DeviceSum squares;
-  matrices.set(matrices.gradients, x);
-  const test::DeviceVector<std::byte> scratch(polar_factor_workspace(matrices.wide));  // begins as NaN
-  muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0, 1, squares.data());
-  polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
-               {scratch.data(), scratch.size()});
-  return test::widened(matrices.host_x(), shapes, test::Direction::back);
-}
-
-test::Vector<float> portable_result(test::Vector<float> x, const Shapes& shapes,
-                                    Iteration iteration = Iteration::newton_schulz) {
-  const auto batches = batches_of(x.data(), shapes);
-  test::Vector<std::byte> memory(portable::newton_schulz_workspace<float>(batches) + 64);
-  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  const auto run =
-      iteration == Iteration::newton_schulz ? portable::newton_schulz<float> : portable::polar_express<float>;
-  run({}, batches, Workspace(memory).subspan(skip));
-  return x;
-}
-
-void round(test::Vector<float>& values) {
-  for (float& value : values) value = kernels::round_to_bf16(value);
-}
+                          {{1, 1152, 768}, {1, 768, 1152}},
+                          {{1, 520, 1048}}};
 
 /// The iteration on one wide matrix, every matrix rounded to bf16 where the tensor cores' results are stored.
 void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
@@ -76,40 +42,22 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   double squares = 0;
   for (std::size_t i = 0; i < x.size(); ++i) squares += std::pow(static_cast<double>(x.data[i]), 2);
   test::Vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
-  round(X);
+  test::round(X);
   for (float& value : X) value /= static_cast<float>(iteration.norm_factor * std::sqrt(squares) + iteration.eps);
-  round(X);
+  test::round(X);
   for (const PolarStep& step : iteration.steps) {
     const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
     const Mat<float> X_mat(X.data(), n, m), A_mat(A.data(), n, n), B_mat(B.data(), n, n);
     portable::linear_forward<float>({}, A_mat, X_mat, X_mat);
-    round(A);
+    test::round(A);
     portable::linear_forward<float>({}, B_mat, A_mat, A_mat);
     for (std::size_t i = 0; i < B.size(); ++i) B[i] = b * A[i] + c * B[i];
-    round(B);
+    test::round(B);
     portable::linear_backward_input<float>({}, Mat<float>(next.data(), n, m), B_mat, X_mat);
     for (std::size_t i = 0; i < X.size(); ++i) X[i] = a * X[i] + next[i];
-    round(X);
+    test::round(X);
   }
   std::copy(X.begin(), X.end(), x.data);
-}
-
-test::Vector<float> emulation(test::Vector<float> x, const Shapes& shapes, Iteration kind) {
-  const PolarIteration& iteration = coefficients(kind);
-  for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
-    for (int i = 0; i < batch.count; ++i) {
-      float* const matrix = batch.data + i * batch.matrix_size();
-      if (batch.rows <= batch.cols) {
-        rounded_iteration({matrix, batch.rows, batch.cols}, iteration);
-        continue;
-      }
-      test::Vector<float> turned(batch.matrix_size());
-      test::turn(turned.data(), matrix, batch.rows, batch.cols);
-      rounded_iteration({turned.data(), batch.cols, batch.rows}, iteration);
-      test::turn(matrix, turned.data(), batch.cols, batch.rows);
-    }
-  }
-  return x;
 }
 
 /// Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of the
@@ -118,9 +66,10 @@ void expect_rounded_iteration(Iteration iteration, double largest_error) {
   for (const Shapes& shapes : batches) {
     SCOPED_TRACE(name_of(shapes));
     const auto x = test::convert<float>(test::random_values(size_of(shapes), 7, -0.02, 0.02));
-    const test::Vector<float> result = result_of(x, shapes, iteration);
-    const test::Vector<float> exact = portable_result(x, shapes, iteration);
-    const test::Vector<float> emulated = emulation(x, shapes, iteration);
+    const test::Vector<float> result = test::device_polar_factors(x, shapes, iteration);
+    const test::Vector<float> exact = test::portable_polar_factors(x, shapes, iteration);
+    const test::Vector<float> emulated = test::emulated_polar_factors(
+        x, shapes, [&](Mat<float> matrix) { rounded_iteration(matrix, test::coefficients(iteration)); });
     const double of_emulation = test::relative_error(emulated, exact);
     EXPECT_LT(of_emulation, largest_error);
     EXPECT_LT(test::relative_error(result, exact), 1.25 * of_emulation + 1e-3);
@@ -146,7 +95,8 @@ TEST(CudaMuon, EveryMatrixIsItsOwn) {
   constexpr std::size_t size = 128 * 192;
   auto x = test::convert<float>(test::random_values(size_of(shapes), 8));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 + i / size * 10);
-  const test::Vector<float> exact = portable_result(x, shapes), result = result_of(x, shapes);
+  const test::Vector<float> exact = test::portable_polar_factors(x, shapes, newton_schulz),
+                            result = test::device_polar_factors(x, shapes, newton_schulz);
   for (std::size_t at = 0; at < x.size(); at += size) {
     const auto part = [&](const test::Vector<float>& v) {
       return test::Vector<float>(v.begin() + at, v.begin() + at + size);
@@ -159,21 +109,24 @@ TEST(CudaMuon, ScaleOfTheInputDoesNotMatter) {
   SKIP_WITHOUT_DEVICE();
   const Shapes shapes{{2, 64, 96}};
   auto x = test::convert<float>(test::random_values(2 * 64 * 96, 3));
-  const test::Vector<float> result = result_of(x, shapes);
+  const test::Vector<float> result = test::device_polar_factors(x, shapes, newton_schulz);
   for (float& value : x) value *= 0x1p-10f;
   // The 1e-7 beside the norm, then 0.03, is all that differs.
-  EXPECT_LT(test::relative_error(result_of(x, shapes), result), 2e-2);
+  EXPECT_LT(test::relative_error(test::device_polar_factors(x, shapes, newton_schulz), result), 2e-2);
 }
 
 TEST(CudaMuon, ZeroStaysZero) {
   SKIP_WITHOUT_DEVICE();
-  for (const float value : result_of(test::Vector<float>(2 * 16 * 24), {{2, 16, 24}})) ASSERT_EQ(value, 0);
+  for (const float value : test::device_polar_factors(test::Vector<float>(2 * 16 * 24), {{2, 16, 24}}, newton_schulz))
+    ASSERT_EQ(value, 0);
 }
 
 TEST(CudaMuon, RefusesOddSidesAndDifferentShapes) {
   SKIP_WITHOUT_DEVICE();
-  EXPECT_THROW(result_of(test::Vector<float>(7 * 8), {{1, 7, 8}}), std::invalid_argument);
-  EXPECT_THROW(result_of(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}), std::invalid_argument);
+  EXPECT_THROW(test::device_polar_factors(test::Vector<float>(7 * 8), {{1, 7, 8}}, newton_schulz),
+               std::invalid_argument);
+  EXPECT_THROW(test::device_polar_factors(test::Vector<float>(2 * 8 * 16), {{1, 8, 16}, {2, 8, 8}}, newton_schulz),
+               std::invalid_argument);
 }
 
 /// Matrices of one shape, each of its own size, and one line of zeros.
@@ -188,19 +141,22 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
   return x;
 }
 
+template <class T>
 void apply(const Matrices& matrices, double* squares) {
-  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide));  // begins as NaN
+  const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));  // begins as NaN
   const test::SumStream stream;
-  muon_apply(stream, matrices.batches, matrices.wide, 0.9, squares, {scratch.data(), scratch.size()});
+  muon_apply(stream, matrices.batches, matrices.stored<T>(), 0.9, squares, {scratch.data(), scratch.size()});
   synchronize(stream);
 }
 
 test::Vector<float> rounded(test::Vector<float> values) {
-  round(values);
+  test::round(values);
   return values;
 }
 
-/// Two steps on batches of these shapes, in one call each. Weights of 0 become X where the rate is -1.
+/// Two steps on batches of these shapes, in one call each, with X stored in T. Weights of 0 become X where the rate is
+/// -1.
+template <class T>
 void compare_normuon(const Shapes& shapes) {
   SCOPED_TRACE(name_of(shapes));
   Matrices matrices(shapes, test::Rule::normuon);
@@ -212,9 +168,9 @@ void compare_normuon(const Shapes& shapes) {
       for (const float value : rounded(matrices_with_zeros(shapes[i], seed + i))) x.push_back(value);
     }
     matrices.set(matrices.weights, test::Vector<float>(x.size()));
-    matrices.set_x(test::widened(x, shapes));
+    matrices.set_x<T>(test::widened(x, shapes));
     const test::DeviceSum squares;
-    apply(matrices, squares.data());
+    apply<T>(matrices, squares.data());
     float* second_moment = q.data();
     double expected_squares = 0;
     for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
@@ -231,14 +187,21 @@ void compare_normuon(const Shapes& shapes) {
 
 TEST(CudaNorMuon, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  compare_normuon({{1, 8, 8}});
-  compare_normuon({{3, 64, 64}});
-  compare_normuon({{2, 16, 40}, {3, 40, 16}});
-  compare_normuon({{5, 200, 136}});
-  compare_normuon({{12, 256, 768}});
-  compare_normuon({{2, 768, 768}});
-  compare_normuon({{2, 3072, 768}, {1, 768, 3072}});
-  compare_normuon(Shapes(70, {2, 24, 16}));
+  compare_normuon<bf16>({{1, 8, 8}});
+  compare_normuon<bf16>({{3, 64, 64}});
+  compare_normuon<bf16>({{2, 16, 40}, {3, 40, 16}});
+  compare_normuon<bf16>({{5, 200, 136}});
+  compare_normuon<bf16>({{12, 256, 768}});
+  compare_normuon<bf16>({{2, 768, 768}});
+  compare_normuon<bf16>({{2, 3072, 768}, {1, 768, 3072}});
+  compare_normuon<bf16>(Shapes(70, {2, 24, 16}));
+}
+
+TEST(CudaNorMuon, MatchesPortableInFp16) {
+  SKIP_WITHOUT_DEVICE();
+  compare_normuon<fp16>({{3, 64, 64}});
+  compare_normuon<fp16>({{2, 16, 40}, {3, 40, 16}});
+  compare_normuon<fp16>({{2, 3072, 768}, {1, 768, 3072}});
 }
 
 TEST(CudaNorMuon, ZeroStaysZero) {
@@ -248,7 +211,7 @@ TEST(CudaNorMuon, ZeroStaysZero) {
   matrices.batches.front().lr = -1;
   matrices.set_x(test::Vector<float>(size_of(shapes)));
   const test::DeviceSum squares;
-  apply(matrices, squares.data());
+  apply<bf16>(matrices, squares.data());
   for (const float value : matrices.weights.host()) ASSERT_EQ(value, 0);
   for (const float value : matrices.second_moment.host()) ASSERT_EQ(value, 0);
 }

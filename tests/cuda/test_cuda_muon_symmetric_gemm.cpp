@@ -7,6 +7,7 @@
 #include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/cuda/blas_stream.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/support/fp16.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -20,69 +21,164 @@ constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128}, {11, 128, 192}, {1, 256
                           {11, 768, 768}, {24, 768, 64}, {1, 768, 768},  {2, 768, 3072}, {3, 1024, 320},
                           {2, 64, 64},    {3, 136, 200}, {1, 128, 72}};
 
-/// Random symmetric matrices, one after the other; exact in bf16.
-test::Vector<float> symmetric_matrices(const Case& c) {
+std::string name_of(const Case& c) {
+  return std::to_string(c.count) + " of " + std::to_string(c.n) + "x" + std::to_string(c.k);
+}
+
+template <class T>
+T in(float x) {
+  if constexpr (std::is_same_v<T, fp16>) return test::to_fp16(x);
+  if constexpr (std::is_same_v<T, bf16>) return test::from_float<bf16>(x);
+}
+
+/// Matrices one after another, in float on the host and in T on the device; the values are exact in both.
+template <class T>
+struct Matrices {
+  test::Vector<float> host;
+  test::DeviceVector<T> device;
+  int n, k;
+
+  Matrices(test::Vector<float> values, int n, int k) : host(values), device(converted(host)), n(n), k(k) {}
+  Mat<const float> host_mat(int i) const { return {host.data() + static_cast<std::size_t>(i) * n * k, n, k}; }
+  Mat<const T> mat() const { return {device.data(), n, k}; }
+
+ private:
+  static test::Vector<T> converted(test::Vector<float>& values) {
+    test::Vector<T> out;
+    for (float& value : values) {
+      out.push_back(in<T>(value));
+      value = test::to_float(out.back());
+    }
+    return out;
+  }
+};
+
+template <class T>
+Matrices<T> random_matrices(const Case& c, unsigned seed) {
+  return {test::Tensor<float>(c.count * c.n, c.k, seed).device_values(), c.n, c.k};
+}
+
+/// c.count symmetric matrices [c.n, c.n].
+template <class T>
+Matrices<T> symmetric_matrices(const Case& c, unsigned seed) {
   const std::size_t n = c.n;
-  test::Vector<float> values = test::Tensor<bf16>(c.count * c.n, c.n, 5).device_values();
+  test::Vector<float> values = test::Tensor<float>(c.count * c.n, c.n, seed).device_values();
   for (std::size_t first = 0; first < values.size(); first += n * n)
     for (std::size_t i = 0; i < n; ++i)
       for (std::size_t j = 0; j < i; ++j) values[first + i * n + j] = values[first + j * n + i];
+  return {values, c.n, c.n};
+}
+
+/// Matrices [n, n] in float; NaN marks what was not written.
+template <class T>
+test::Vector<float> host_values(const test::DeviceVector<T>& out) {
+  test::Vector<float> values;
+  for (const T value : out.host()) values.push_back(test::to_float(value));
   return values;
 }
 
-test::Vector<bf16> rounded(const test::Vector<float>& values) {
-  test::Vector<bf16> out;
-  for (const float value : values) out.push_back(test::from_float<bf16>(value));
-  return out;
+/// Within half a unit in the last place of T, 2^-9 or 2^-12 of the value, and the roundings of the sum.
+template <class T>
+void expect_near(const test::Vector<float>& got, const test::Vector<float>& expected, double absolute) {
+  constexpr double relative = std::is_same_v<T, fp16> ? 0x1p-11 : 0x1p-8;
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_LE(std::abs(got[i] - expected[i]), relative * std::abs(expected[i]) + absolute) << i;
+  }
 }
 
-void check(const Case& c, float alpha, float beta) {
-  SCOPED_TRACE(std::to_string(c.count) + " of " + std::to_string(c.n) + "x" + std::to_string(c.k) + ", beta " +
-               std::to_string(beta));
-  const test::BlasStream stream;
-  test::Tensor<bf16> x(c.count * c.n, c.k, 3);
-  const test::Vector<float> addend = symmetric_matrices(c);
-  const test::DeviceVector<bf16> device_addend(rounded(addend));
-  auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
-  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.device().row_block(0, c.n),
-                 {beta != 0 ? device_addend.data() : nullptr, c.n, c.n}, out.device().row_block(0, c.n));
-
-  for (int i = 0; i < c.count; ++i) {
-    const Mat<float> factor = x.host().row_block(i * c.n, c.n);
-    portable::linear_forward<float>({}, out.host().row_block(i * c.n, c.n), factor, factor);
-  }
-  const Vec<float> expected = out.host_flat();
-  for (std::size_t i = 0; i < addend.size(); ++i) expected[i] = alpha * expected[i] + beta * addend[i];
-  out.expect_match("out", 1e-5 * c.k);
-  const test::Vector<float> got = out.device_values();
-  const std::size_t n = c.n;
+/// Elements of blocks [block, block] on the diagonal are not compared with their mirror images.
+void expect_symmetric(const test::Vector<float>& got, std::size_t n, std::size_t block) {
   for (std::size_t first = 0; first < got.size(); first += n * n)
     for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
+      for (std::size_t j = 0; j < i / block * block; ++j)
+        ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
+}
+
+template <class T>
+void check(const Case& c, float alpha, float beta) {
+  SCOPED_TRACE(name_of(c) + ", beta " + std::to_string(beta));
+  const test::BlasStream stream;
+  const Matrices<T> x = random_matrices<T>(c, 3), addend = symmetric_matrices<T>(c, 5);
+  const test::DeviceVector<T> out(addend.host.size());  // begins as NaN
+  const Mat<const T> addend_in(beta != 0 ? addend.device.data() : nullptr, c.n, c.n);
+  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), addend_in,
+                 Mat<T>(out.data(), c.n, c.n));
+
+  test::Vector<float> expected(addend.host.size());
+  for (int i = 0; i < c.count; ++i) {
+    portable::linear_forward<float>({}, {expected.data() + static_cast<std::size_t>(i) * c.n * c.n, c.n, c.n},
+                                    x.host_mat(i), x.host_mat(i));
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = alpha * expected[i] + beta * addend.host[i];
+  const test::Vector<float> got = host_values(out);
+  expect_near<T>(got, expected, 1e-5 * c.k);
+  expect_symmetric(got, c.n, 1);
 }
 
 TEST(CudaMuonSymmetricGemm, IsTheGemm) {
   SKIP_WITHOUT_DEVICE();
-  for (const Case& c : cases) check(c, 1, 0);
+  for (const Case& c : cases) check<bf16>(c, 1, 0);
+  for (const Case& c : cases) check<fp16>(c, 1, 0);
 }
 
 TEST(CudaMuonSymmetricGemm, AddsASymmetricMatrix) {
   SKIP_WITHOUT_DEVICE();
-  for (const Case& c : cases) check(c, 2.0315f, -4.775f);
+  for (const Case& c : cases) check<bf16>(c, 2.0315f, -4.775f);
+  for (const Case& c : cases) check<fp16>(c, 2.0315f, -4.775f);
+}
+
+/// (alpha x + beta I) y with y = x x / n + x. This commutes with x but for its rounding to T.
+template <class T>
+void check_product(const Case& c, float alpha, float beta) {
+  SCOPED_TRACE(name_of(c) + ", beta " + std::to_string(beta));
+  const test::BlasStream stream;
+  const std::size_t square = static_cast<std::size_t>(c.n) * c.n;
+  const Matrices<T> x = symmetric_matrices<T>(c, 3);
+  const auto product_of = [&](const Matrices<T>& a, const Matrices<T>& b) {
+    test::Vector<float> out(a.host.size());
+    for (int i = 0; i < c.count; ++i) {
+      portable::linear_forward<float>({}, {out.data() + i * square, c.n, c.n}, a.host_mat(i), b.host_mat(i));
+    }
+    return out;
+  };
+  test::Vector<float> values = product_of(x, x);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = values[i] / static_cast<float>(c.n) + x.host[i];
+  const Matrices<T> y(values, c.n, c.n);
+  const test::DeviceVector<T> out(values.size());  // begins as NaN
+  symmetric_product(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), y.mat(),
+                    Mat<T>(out.data(), c.n, c.n));
+
+  test::Vector<float> expected = product_of(x, y);
+  double largest = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    expected[i] = alpha * expected[i] + beta * y.host[i];
+    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
+  }
+  const test::Vector<float> got = host_values(out);
+  // Where the mirror image lies, the transpose is expected: sums of n products with roundings of y on either side.
+  expect_near<T>(got, expected, 1e-5 * c.n + (std::is_same_v<T, fp16> ? 0x1p-9 : 0x1p-6) * std::sqrt(largest));
+  if (computes_triangle(c.n, c.n)) expect_symmetric(got, c.n, 128);
+}
+
+TEST(CudaMuonSymmetricGemm, MultipliesMatricesThatCommute) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Case& c : cases) check_product<bf16>(c, 1, 0);
+  for (const Case& c : cases) check_product<fp16>(c, 0.5f, 0);
+  for (const Case& c : cases) check_product<fp16>(c, 0.5f, 4.0429f);
 }
 
 TEST(CudaMuonSymmetricGemm, RepeatsBitByBit) {
   SKIP_WITHOUT_DEVICE();
   const Case c{11, 768, 768};
   const test::BlasStream stream;
-  const test::Tensor<bf16> x(c.count * c.n, c.k, 3);
-  test::Vector<float> results[2];
-  for (test::Vector<float>& result : results) {
-    const auto out = test::Tensor<bf16>::poisoned(c.count * c.n, c.n);
-    symmetric_gemm(stream, {.count = c.count}, x.device().row_block(0, c.n), {}, out.device().row_block(0, c.n));
-    result = out.device_values();
-  }
-  EXPECT_EQ(results[0], results[1]);
+  const Matrices<fp16> x = symmetric_matrices<fp16>(c, 3);
+  const auto run = [&] {
+    const test::DeviceVector<fp16> out(x.host.size());
+    symmetric_product(stream, {.beta = 1, .count = c.count}, x.mat(), x.mat(), Mat<fp16>(out.data(), c.n, c.n));
+    return host_values(out);
+  };
+  EXPECT_EQ(run(), run());
 }
 
 }  // namespace
