@@ -118,6 +118,7 @@ void value_residual_backward(Mat<T> d_v, const ValueResidualGradients<T>& d_resi
     for (int j = 0; j < v.cols; ++j) to[j] = l0 * from[j];
     return Sums<2>{{dot_v, dot_u}};
   });
+  if (!d_residual.d_lambda) return;
   for_rows("value_residual_scalars", 1, [=] KOKKOS_FUNCTION(int) {
     const auto [by_v, by_u] = by.values;
     if (residual.interpolate) {

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
       if (d_residual.d_rows) store_rounded(d_residual.d_rows.row(at.row) + col(part), x[part].d_u);
     }
   }
-  const bool two = !residual.interpolate && !residual.unit_source;
+  const bool two = d_residual.d_lambda && !residual.interpolate && !residual.unit_source;
   total.add({residual.interpolate ? by_u - by_v : residual.gradient_of_l0(by_v), by_u},
             {d_residual.d_lambda, two ? d_residual.d_lambda + 1 : nullptr});
 }

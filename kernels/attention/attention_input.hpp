@@ -19,12 +19,12 @@
 
 namespace nanorun::kernels {
 
-/// v' = l0 v + l1 u, where u is a table of value embeddings, or the values of the first block.
+/// v' = l0 v + l1 u, where u is a table of value embeddings, or the values of the first block. Without `lambda` v' = v.
 template <class T>
 struct ValueResidual {
   /// (l0, l1) = (lambda[0], lambda[1]), or (1 - lambda[0], lambda[0]) with `interpolate`, or (lambda[0], 1) with
   /// `unit_source`.
-  const acc_t<T>* lambda = nullptr;
+  const acc_t<T>* lambda = nullptr;  ///< null only with `in_place`
   bool interpolate = false;
   /// u[t] = source[index[t]], or source[t] where index is null. With a null source v' = l0 * v. The gradient of u is
   /// per position: it is not summed by index.
@@ -37,6 +37,7 @@ struct ValueResidual {
     acc_t<T> l0, l1;
   };
   constexpr Factors factors() const {
+    if (!lambda) return {1, 0};
     if (interpolate) return {1 - lambda[0], lambda[0]};
     if (unit_source) return {lambda[0], 1};
     return {lambda[0], lambda[1]};
@@ -54,7 +55,7 @@ struct ValueResidual {
 
 template <class T>
 struct ValueResidualGradients {
-  acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=
+  acc_t<T>* d_lambda = nullptr;  ///< same size as lambda, +=; null without lambda
   // Gradient of u [T, H D], +=, in at most one of two precisions; null where not wanted.
   Mat<acc_t<T>> d_source;
   Mat<T> d_rows;

@@ -1,6 +1,7 @@
 #pragma once
-// QKV projection [q k v] = x wᵀ of the normed residual stream, then q', k' and v' of attention_input.hpp.
-// Shapes: x [T, K]; w [3 H D, K]; the others as in attention_input.hpp. With a key offset qkv has T + 1 rows.
+// QKV projection [q k v] = x wᵀ + bias of the normed residual stream, then q', k' and v' of attention_input.hpp.
+// Shapes: x [T, K]; w [3 H D, K]; bias [3 H D], or empty for none; the others as in attention_input.hpp. With a key
+// offset qkv has T + 1 rows.
 
 #include "kernels/attention/attention_input.hpp"
 #include "kernels/device/op.hpp"
@@ -12,12 +13,12 @@ NANORUN_DECLARE_OPS({
   /// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, without an index. CUDA: T =
   /// bf16. Norm, rotation and value residual are the GEMM's epilogue and read its unrounded sums. Throws
   /// std::invalid_argument unless D is one of attention_head_dims (cuda_limits.hpp), with a key offset wide_head_dim, K
-  /// is a multiple of 64 and rows are aligned to 16 bytes, or where an odd number of heads is paired. With a key
-  /// offset, only the still dims of keys are written in the last row.
+  /// is a multiple of 64, rows are aligned to 16 bytes and the bias to 8; where an odd number of heads is paired, or
+  /// paired heads have a bias. With a key offset, only the still dims of keys are written in the last row.
   template <class T>
   void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
                                     Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
-                                    double eps);
+                                    double eps, Vec<const std::type_identity_t<acc_t<T>>> bias = {});
 })
 
 }  // namespace nanorun::kernels

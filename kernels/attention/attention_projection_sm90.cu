@@ -17,7 +17,7 @@ using namespace sm90;
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
 /// a tile may be one of keys and the second one of values.
-template <int head_dim, bool paired>
+template <int head_dim, bool paired, bool has_bias>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
@@ -31,6 +31,7 @@ struct AttentionProjection {
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueResidual<bf16> residual;
+  const float* bias;
   bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   float eps;
@@ -39,6 +40,7 @@ struct AttentionProjection {
 
   __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& sums) const {
     if (tile.col >= 3 * width) return;
+    if (has_bias) add_bias(tile.col, sums);
 #pragma unroll
     for (int head = 0; head < tile_n / head_dim; ++head) {
       if (tile.col + head * head_dim < 2 * width) norm_rotate(tile, head, sums + head * head_dim / 2);
@@ -58,6 +60,20 @@ struct AttentionProjection {
     return tile.row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r;
   }
   static __device__ int column() { return 2 * (threadIdx.x % 4); }
+
+  /// The last tile of heads of 64 columns may be half one.
+  __device__ __forceinline__ void add_bias(int col, Fragment& sums) const {
+#pragma unroll
+    for (int i = 0; i < tile_n / 8; ++i) {
+      if (head_dim < tile_n && col + 8 * i >= 3 * width) continue;
+      const float2 b = *reinterpret_cast<const float2*>(bias + col + 8 * i + column());
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sums[4 * i + 2 * r] += b.x;
+        sums[4 * i + 2 * r + 1] += b.y;
+      }
+    }
+  }
 
   static __device__ __forceinline__ void store_columns(WarpTile& tile, const CUtensorMap& map, const Fragment& sums,
                                                        int col) {
@@ -165,11 +181,13 @@ struct AttentionProjection {
   }
 };
 
-template <int head_dim, bool paired>
+template <int head_dim, bool paired, bool has_bias>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
-             Mat<const bf16> w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual, double eps) {
+             Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
+             double eps) {
   const int width = v_out.cols;
-  AttentionProjection<head_dim, paired> op{};
+  AttentionProjection<head_dim, paired, has_bias> op{};
+  op.bias = bias;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
     const Mat<bf16> keys = qkv.col_block(width, width);
@@ -197,8 +215,8 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Ma
 
 template <class T>
 void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
-                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
-                                  double eps) {
+                                  Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps,
+                                  Vec<const std::type_identity_t<acc_t<T>>> bias) {
   constexpr const char* name = "attention_projection_forward";
   const int width = v_out.cols;
   assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
@@ -207,17 +225,22 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
     throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
   if (!wide && rotary.key_offset)
     throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
+  if (rotary.paired && !bias.empty()) throw std::invalid_argument(std::string(name) + ": paired heads have no bias");
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
   require_vectors(name, residual.source);
+  require_bias(name, bias);
   if (x.rows == 0) return;
-  const auto projection = wide ? (rotary.paired ? project<128, true> : project<128, false>)
-                               : (rotary.paired ? project<64, true> : project<64, false>);
-  projection(name, stream, qkv, v_out, rstd, x, w, rotary, residual, eps);
+  const auto run = [&](auto project) {
+    project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
+  };
+  if (!bias.empty()) return run(wide ? project<128, false, true> : project<64, false, true>);
+  if (rotary.paired) return run(wide ? project<128, true, false> : project<64, true, false>);
+  run(wide ? project<128, false, false> : project<64, false, false>);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
-                                           const Rotary<bf16>&, const ValueResidual<bf16>&, double);
+                                           const Rotary<bf16>&, const ValueResidual<bf16>&, double, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

@@ -246,6 +246,13 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
   sm90::cluster_sync();  // other blocks use this one's shared memory until they are done
 }
 
+/// Epilogues load a bias by pairs.
+inline void require_bias(const char* name, Vec<const float> bias) {
+  if (reinterpret_cast<std::uintptr_t>(bias.data()) % 8 != 0) {
+    throw std::invalid_argument(std::string(name) + ": the bias must be aligned to 8 bytes");
+  }
+}
+
 /// Tensor map of what an op stores or loads by a warp's rows of a part.
 inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_rows, tile_n); }
 

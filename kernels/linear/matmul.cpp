@@ -4,6 +4,7 @@
 
 #include "kernels/device/device.hpp"
 #include "kernels/device/portable.hpp"
+#include "kernels/linear/bias.hpp"
 
 namespace nanorun::kernels::portable {
 
@@ -37,8 +38,10 @@ void linear_backward_weight(Stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<c
 }
 
 template <class T>
-void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
+void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w,
+                          Vec<const std::type_identity_t<acc_t<T>>> bias) {
   linear_forward<T>(stream, h, x, w);
+  if (!bias.empty()) add_bias<T>(stream, h, bias);
   for_rows("linear_relu2_forward", h.rows, [=] KOKKOS_FUNCTION(int t) {
     T* row = h.row(t);
 #pragma omp simd
@@ -65,7 +68,7 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   template void linear_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Output);                   \
   template void linear_backward_input(Stream, Mat<T>, Mat<const T>, Mat<const T>, const T*, Output);  \
   template void linear_backward_weight(Stream, Mat<T>, Mat<const T>, Mat<const T>, Output, const T*); \
-  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>);                     \
+  template void linear_relu2_forward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Vec<const T>);       \
   template void linear_relu2_backward(Stream, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>, const T*);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

@@ -1,6 +1,8 @@
 #pragma once
-// Linear layer without bias: out = x wᵀ, weights stored [out features, in features].
+// Linear layer: out = x wᵀ, weights stored [out features, in features]. bias.hpp adds a bias.
 // Shapes: x [M, K]; w [N, K]; out [M, N]. The portable implementations accumulate in T; on CPUs they call the BLAS.
+
+#include <type_traits>
 
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
@@ -27,14 +29,15 @@ NANORUN_DECLARE_OPS({
   void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, Output output,
                               const acc_t<T>* factor = nullptr);
 
-  /// Squared-relu layer: h = relu(x wᵀ)² (Primer, So et al. 2021, arXiv:2109.08668).
-  /// CUDA: K and N are multiples of 64; else std::invalid_argument.
+  /// Squared-relu layer: h = relu(x wᵀ + bias)² (Primer, So et al. 2021, arXiv:2109.08668). bias [N]; empty: none.
+  /// CUDA: K and N are multiples of 64, the bias is aligned to 8 bytes; else std::invalid_argument.
   template <class T>
-  void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w);
+  void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w,
+                            Vec<const std::type_identity_t<acc_t<T>>> bias = {});
 
-  /// Gradient through the layer above h and the square: d_z = *factor (d_out w_next) ∘ 2 sqrt(h), where z = x wᵀ and
-  /// out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N].
-  /// CUDA: K' and N are multiples of 64; else std::invalid_argument.
+  /// Gradient through the layer above h and the square: d_z = *factor (d_out w_next) ∘ 2 sqrt(h), where h = relu(z)²
+  /// and out = h w_nextᵀ. Shapes: d_out [M, K']; w_next [K', N]; h, d_z [M, N]. CUDA: K' and N are multiples of 64;
+  /// else std::invalid_argument.
   template <class T>
   void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<const T> w_next, Mat<const T> h,
                              const acc_t<T>* factor = nullptr);

@@ -1,5 +1,5 @@
 // The squared-relu layer: GEMMs with the activation, and its derivative, in the epilogue.
-//   forward:  h = relu(x wᵀ)²
+//   forward:  h = relu(x wᵀ + bias)²
 //   backward: d_z = (d_out w_next) ∘ 2 sqrt(h)
 
 #include "kernels/hopper/fused_gemm.cuh"
@@ -11,19 +11,35 @@ namespace {
 using namespace fused;
 using namespace sm90;
 
+template <bool has_bias>
 struct Relu2Forward {
   using Operand = bf16;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
 
   CUtensorMap h;
+  const float* bias;
+  int cols;
 
   __device__ void begin(WarpTile&) const {}
 
   static __device__ float relu2(float z) { return z < 0 ? 0 : z * z; }  // passes NaN on
 
+  /// z: elements 2 i and 2 i + 1 of this thread's fragment, whose place in the tile wgmma.cuh states.
+  __device__ __forceinline__ void add_bias_to(float2& z, const WarpTile& tile, int i) const {
+    const int col = tile.col + 8 * (i / 2) + 2 * static_cast<int>(threadIdx.x % 4);
+    if (col >= cols) return;
+    const float2 b = *reinterpret_cast<const float2*>(bias + col);
+    z.x += b.x;
+    z.y += b.y;
+  }
+
   __device__ __forceinline__ void epilogue(WarpTile& tile, const Fragment& sums) const {
-    store_rows(tile, h, tile.col, [&](int i) { return pack_bf16(relu2(sums[2 * i]), relu2(sums[2 * i + 1])); });
+    store_rows(tile, h, tile.col, [&](int i) {
+      float2 z = {sums[2 * i], sums[2 * i + 1]};
+      if constexpr (has_bias) add_bias_to(z, tile, i);
+      return pack_bf16(relu2(z.x), relu2(z.y));
+    });
   }
 };
 
@@ -76,10 +92,14 @@ struct Relu2Backward {
 }  // namespace
 
 template <class T>
-void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w) {
+void linear_relu2_forward(Stream stream, Mat<T> h, Mat<const T> x, Mat<const T> w,
+                          Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  constexpr const char* name = "linear_relu2_forward";
+  require_bias(name, bias);
   if (h.size() == 0) return;
-  const Relu2Forward op{staged_map(h)};
-  launch_gemm("linear_relu2_forward", stream, op, h.cols, x, w);
+  const auto run = [&](const auto& op) { launch_gemm(name, stream, op, h.cols, x, w); };
+  if (bias.empty()) return run(Relu2Forward<false>{staged_map(h), nullptr, h.cols});
+  run(Relu2Forward<true>{staged_map(h), bias.data(), h.cols});
 }
 
 template <class T>
@@ -90,7 +110,7 @@ void linear_relu2_backward(Stream stream, Mat<T> d_z, Mat<const T> d_out, Mat<co
   launch_gemm("linear_relu2_backward", stream, op, d_z.cols, d_out, w_next);
 }
 
-template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>);
+template void linear_relu2_forward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>, Vec<const float>);
 template void linear_relu2_backward(Stream, Mat<bf16>, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, const float*);
 
 }  // namespace nanorun::kernels::cuda

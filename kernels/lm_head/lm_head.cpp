@@ -6,6 +6,7 @@
 #include "kernels/device/fp8.hpp"
 #include "kernels/device/portable.hpp"
 #include "kernels/device/vector_math.hpp"
+#include "kernels/linear/bias.hpp"
 
 namespace nanorun::kernels::portable {
 namespace {
@@ -18,6 +19,7 @@ constexpr int chunk_rows(int length) { return std::min(length, on_host ? 128 : 1
 template <class T>
 struct LmHead {
   Mat<const T> x, w;  ///< in fp8 quantised
+  Vec<const T> bias;
   T unscale_z = 1, unscale_dx = 1, unscale_dw = 1;
   Mat<T> z;                                ///< [chunk, V]
   double *sum = nullptr, *loss = nullptr;  ///< [chunk]
@@ -37,7 +39,8 @@ Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, double sca
 }
 
 template <class T>
-LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& options, Workspace workspace) {
+LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, Vec<const T> bias, const LmHeadOptions& options,
+                       Workspace workspace) {
   assert(workspace.size() >= lm_head_workspace<T>(x.rows, w.rows, x.cols, options.precision));
   assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
   assert(options.targets >= 1 && options.targets <= max_targets);
@@ -45,6 +48,8 @@ LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& opti
   LmHead<T> head;
   head.x = x;
   head.w = w;
+  head.bias = bias;
+  assert(bias.empty() || options.precision == LmHeadPrecision::working);
   const int chunk = chunk_rows(x.rows);
   head.z = {allocator.take<T>(static_cast<std::size_t>(chunk) * w.rows), chunk, w.rows};
   head.sum = allocator.take<double>(chunk);
@@ -59,10 +64,12 @@ LmHead<T> make_lm_head(Mat<const T> x, Mat<const T> w, const LmHeadOptions& opti
   return head;
 }
 
-/// u = tanh(z / c), of which the logit is c u.
+// A cap turns z into u, of which the logit is c u.
+
+/// u = tanh(z / c).
 template <class T>
 struct TanhCap {
-  static constexpr bool rounds_in_fp8 = false;
+  static constexpr bool rounds_in_fp8 = false, is_bounded = true;
   T c, inverse;
 
   explicit TanhCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)), inverse(1 / c) {}
@@ -71,10 +78,11 @@ struct TanhCap {
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return 1 - u * u; }
 };
 
-/// u = sigmoid((z + shift) / width), of which the logit is c u.
+/// u = sigmoid((z + shift) / width).
 template <class T>
 struct SigmoidCap {
   static constexpr bool rounds_in_fp8 = true;  ///< u, to bf16
+  static constexpr bool is_bounded = true;
   T c, shift, inverse_width, slope;
 
   explicit SigmoidCap(const LmHeadOptions& options)
@@ -84,6 +92,32 @@ struct SigmoidCap {
         slope(static_cast<T>(options.softcap / options.softcap_width)) {}
   KOKKOS_INLINE_FUNCTION T squash(T z) const { return 1 / (1 + fast_exp(-(z + shift) * inverse_width)); }
   KOKKOS_INLINE_FUNCTION T derivative(T u) const { return slope * (u * (1 - u)); }
+};
+
+/// u = z / sqrt(z² + c²).
+template <class T>
+struct IsruCap {
+  static constexpr bool rounds_in_fp8 = false, is_bounded = true;
+  T c;
+
+  explicit IsruCap(const LmHeadOptions& options) : c(static_cast<T>(options.softcap)) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return z / std::sqrt(z * z + c * c); }
+  /// d logit / dz = c³ (z² + c²)^(-3/2).
+  KOKKOS_INLINE_FUNCTION T derivative(T u) const {
+    const T rest = 1 - u * u;
+    return rest * std::sqrt(rest);
+  }
+};
+
+/// u = z less the row's largest z, which softcap_row() subtracts: the loss depends on differences of logits alone.
+template <class T>
+struct NoCap {
+  static constexpr bool rounds_in_fp8 = false, is_bounded = false;
+  static constexpr T c = 1;
+
+  explicit NoCap(const LmHeadOptions&) {}
+  KOKKOS_INLINE_FUNCTION T squash(T z) const { return z; }
+  KOKKOS_INLINE_FUNCTION T derivative(T) const { return 1; }
 };
 
 /// Calls body(precision, cap) with the precision as an integral constant.
@@ -96,10 +130,15 @@ void for_variant(const LmHeadOptions& options, const Body& body) {
       body(std::integral_constant<LmHeadPrecision, LmHeadPrecision::working>(), cap);
     }
   };
-  if (options.kind == SoftcapKind::sigmoid) {
-    with_precision(SigmoidCap<T>(options));
-  } else {
-    with_precision(TanhCap<T>(options));
+  switch (options.kind) {
+    case SoftcapKind::tanh:
+      return with_precision(TanhCap<T>(options));
+    case SoftcapKind::sigmoid:
+      return with_precision(SigmoidCap<T>(options));
+    case SoftcapKind::isru:
+      return with_precision(IsruCap<T>(options));
+    case SoftcapKind::none:
+      return with_precision(NoCap<T>(options));
   }
 }
 
@@ -132,17 +171,33 @@ struct RowTargets {
   }
 };
 
+/// Rounds z first where its precision asks for it.
+template <LmHeadPrecision precision, class T>
+KOKKOS_FUNCTION void subtract_largest(T* z, int n) {
+  if constexpr (precision == LmHeadPrecision::fp8) {
+#pragma omp simd
+    for (int v = 0; v < n; ++v) z[v] = round_to_bf16(static_cast<float>(z[v]));
+  }
+  T largest = z[0];
+#pragma omp simd reduction(max : largest)
+  for (int v = 0; v < n; ++v) largest = z[v] > largest ? z[v] : largest;
+#pragma omp simd
+  for (int v = 0; v < n; ++v) z[v] -= largest;
+}
+
 /// z becomes u; returns the sum of e^(c u), which cannot overflow because logits are at most c.
 template <LmHeadPrecision precision, class T, class Cap>
 KOKKOS_FUNCTION double softcap_row(T* z, int n, const Cap& cap) {
   constexpr int block = 1024;  // summed in T, the blocks in double
+  if constexpr (!Cap::is_bounded) subtract_largest<precision>(z, n);
   double sum = 0;
   for (int first = 0; first < n; first += block) {
     const int last = std::min(n, first + block);
     T partial = 0;
 #pragma omp simd reduction(+ : partial)
     for (int v = first; v < last; ++v) {
-      const T logit = precision == LmHeadPrecision::fp8 ? round_to_bf16(static_cast<float>(z[v])) : z[v];
+      constexpr bool rounds = precision == LmHeadPrecision::fp8 && Cap::is_bounded;
+      const T logit = rounds ? round_to_bf16(static_cast<float>(z[v])) : z[v];
       T u = cap.squash(logit);
       if constexpr (precision == LmHeadPrecision::fp8 && Cap::rounds_in_fp8) u = round_to_bf16(static_cast<float>(u));
       z[v] = u;
@@ -184,6 +239,7 @@ KOKKOS_FUNCTION void gradient_row(T* u, int n, const Cap& cap, double sum, const
 template <class T>
 void chunk_losses(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
+  if (!head.bias.empty()) add_bias<T>({}, z, head.bias);
   for_variant<T>(options, [=](auto precision, const auto& cap) {
     for_rows("lm_head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
       head.sum[i] = softcap_row<decltype(precision)::value>(z.row(i), z.cols, cap);
@@ -238,15 +294,16 @@ std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPreci
 
 template <class T>
 void lm_head_loss_forward(Stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                          const LmHeadOptions& options, Workspace workspace) {
-  const LmHead<T> head = make_lm_head(x, w, options, workspace);
+                          const LmHeadOptions& options, Workspace workspace,
+                          Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  const LmHead<T> head = make_lm_head(x, w, bias, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) { chunk_loss(total, head, z, first, targets, options); });
 }
 
 template <class T>
 void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                    const LmHeadOptions& options, Workspace workspace) {
-  const LmHead<T> head = make_lm_head(x, w, options, workspace);
+                    const LmHeadOptions& options, Workspace workspace, Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  const LmHead<T> head = make_lm_head(x, w, bias, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
     chunk_losses(head, z, first, targets, options);
     for_rows("lm_head_losses", z.rows,
@@ -256,12 +313,13 @@ void lm_head_losses(Stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w
 
 template <class T>
 void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
-                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
-                           Workspace workspace) {
-  const LmHead<T> head = make_lm_head(x, w, options, workspace);
+                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace,
+                           Vec<const std::type_identity_t<acc_t<T>>> bias, Vec<std::type_identity_t<acc_t<T>>> d_bias) {
+  const LmHead<T> head = make_lm_head(x, w, bias, options, workspace);
   for_row_chunks(head, [&](int first, Mat<T> z) {
     chunk_loss(total, head, z, first, targets, options);
     chunk_gradient(head, z, first, targets, options);
+    if (!d_bias.empty()) bias_backward<T>({}, d_bias, z);
     gemm<T>(Op::none, Op::none, head.unscale_dx, z, head.w, 0, d_x.row_block(first, z.rows));
     const Output sum = first > 0 ? Output::accumulate : output;
     gemm<T>(Op::transpose, Op::none, head.unscale_dw, z, head.x.row_block(first, z.rows), beta_of(sum), d_w);
@@ -271,11 +329,11 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
 #define NANORUN_OPS(T)                                                                                             \
   template std::size_t lm_head_workspace<T>(int, int, int, LmHeadPrecision);                                       \
   template void lm_head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>,                \
-                                     const LmHeadOptions&, Workspace);                                             \
+                                     const LmHeadOptions&, Workspace, Vec<const T>);                               \
   template void lm_head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const LmHeadOptions&, \
-                               Workspace);                                                                         \
+                               Workspace, Vec<const T>);                                                           \
   template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Output, Mat<const T>, Mat<const T>,         \
-                                      Vec<const Token>, const LmHeadOptions&, Workspace);
+                                      Vec<const Token>, const LmHeadOptions&, Workspace, Vec<const T>, Vec<T>);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -4,6 +4,7 @@
 
 #include "kernels/device/cublas.hpp"
 #include "kernels/device/vec.cuh"
+#include "kernels/linear/bias.hpp"
 #include "kernels/lm_head/lm_head_quantise.hpp"
 #include "kernels/lm_head/lm_head_softcap.hpp"
 #include "kernels/lm_head/lm_head_weight_gradient.hpp"
@@ -66,32 +67,36 @@ struct Problem {
   Mat<const bf16> x, w;
   Vec<const Token> targets;
   const LmHeadOptions& options;
+  Vec<const float> bias;
   Buffers buffers;
 
   bool fp8() const { return options.precision == LmHeadPrecision::fp8; }
 };
 
 Problem make_problem(Stream stream, Mat<const bf16> x, Mat<const bf16> w, Vec<const Token> targets,
-                     const LmHeadOptions& options, Workspace workspace) {
+                     const LmHeadOptions& options, Workspace workspace, Vec<const float> bias) {
   assert(workspace.size() >= lm_head_workspace<bf16>(x.rows, w.rows, x.cols, options.precision));
   assert(x.cols == w.cols && options.softcap > 0 && options.softcap <= max_softcap);
   assert(options.targets >= 1 && options.targets <= max_targets);
   WorkspaceAllocator allocator(workspace);
-  const Problem p{stream, x, w, targets, options, allocate(allocator, x.rows, w.rows, x.cols, options.precision)};
+  const Problem p{stream, x, w, targets, options, bias, allocate(allocator, x.rows, w.rows, x.cols, options.precision)};
   require_vectors("head", x);
   require_vectors("head", w);
   const int multiple = p.fp8() ? 16 : 8;
   if (w.rows % multiple != 0 || x.cols % multiple != 0 || (p.fp8() && x.rows % multiple != 0)) {
     throw std::invalid_argument("head: V, d and, in fp8, T must be multiples of " + std::to_string(multiple));
   }
+  if (p.fp8() && !bias.empty()) throw std::invalid_argument("head: no bias in fp8");
   if (w.rows > max_vocabulary) throw std::invalid_argument("head: V is too large");
   return p;
 }
 
-/// z = x wᵀ of rows [first, first + z.rows)
+/// z = x wᵀ + bias of rows [first, first + z.rows)
 void logits(const Problem& p, int first, Mat<bf16> z) {
   if (!p.fp8()) {
-    return gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, p.x.row_block(first, z.rows), Op::transpose, p.w, z);
+    gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, p.x.row_block(first, z.rows), Op::transpose, p.w, z);
+    if (!p.bias.empty()) add_bias<bf16>(p.stream, z, p.bias);
+    return;
   }
   const auto alpha = static_cast<float>(1 / (p.options.scale_x * p.options.scale_w));
   gemm<e4m3, e4m3, bf16>(p.stream, {.alpha = alpha, .fast_accumulation = true}, Op::none,
@@ -105,8 +110,10 @@ double loss_scale(const Problem& p, double scale) {
   return p.options.loss_scale == 0 ? scale / p.x.rows : scale * p.options.loss_scale;
 }
 
-/// Losses of a chunk and, with g the gradient of z: d_x = g w, and d_w = gᵀ x, or += with Output::accumulate.
-void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, Output output) {
+/// Losses of a chunk and, with g the gradient of z: d_x = g w, d_w = gᵀ x, or += with Output::accumulate, and d_bias +=
+/// the sum of the rows of g.
+void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat<float> d_w, Output output,
+                    Vec<float> d_bias) {
   const LmHeadOptions& o = p.options;
   float* const loss = p.buffers.loss + first;
   const Softcap softcap = softcap_of(p, first, z);
@@ -115,6 +122,7 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
     gemm<bf16, bf16, bf16>(p.stream, {}, Op::none, z, Op::none, p.w, d_x);
     gemm<bf16, bf16, float>(p.stream, {.beta = beta_of(output)}, Op::transpose, z, Op::none,
                             p.x.row_block(first, z.rows), d_w);
+    if (!d_bias.empty()) bias_backward<bf16>(p.stream, d_bias, z);
     return;
   }
   const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, softcap, loss_scale(p, o.scale_g));
@@ -156,8 +164,9 @@ std::size_t lm_head_workspace(int length, int vocabulary, int width, LmHeadPreci
 
 template <class T>
 void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                          const LmHeadOptions& options, Workspace workspace) {
-  const Problem p = make_problem(stream, x, w, targets, options, workspace);
+                          const LmHeadOptions& options, Workspace workspace,
+                          Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  const Problem p = make_problem(stream, x, w, targets, options, workspace, bias);
   for_row_chunks(p, /*with_gradient=*/false, [&](int first, Mat<bf16> z) {
     softcap_loss(stream, p.buffers.loss + first, softcap_of(p, first, z));
   });
@@ -166,29 +175,30 @@ void lm_head_loss_forward(Stream stream, double* total, Mat<const T> x, Mat<cons
 
 template <class T>
 void lm_head_losses(Stream stream, Vec<acc_t<T>> losses, Mat<const T> x, Mat<const T> w, Vec<const Token> targets,
-                    const LmHeadOptions& options, Workspace workspace) {
-  const Problem p = make_problem(stream, x, w, targets, options, workspace);
+                    const LmHeadOptions& options, Workspace workspace, Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  const Problem p = make_problem(stream, x, w, targets, options, workspace, bias);
   for_row_chunks(p, /*with_gradient=*/false,
                  [&](int first, Mat<bf16> z) { softcap_loss(stream, losses.data() + first, softcap_of(p, first, z)); });
 }
 
 template <class T>
 void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w, Output output, Mat<const T> x,
-                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
-                           Workspace workspace) {
-  const Problem p = make_problem(stream, x, w, targets, options, workspace);
+                           Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace,
+                           Vec<const std::type_identity_t<acc_t<T>>> bias, Vec<std::type_identity_t<acc_t<T>>> d_bias) {
+  const Problem p = make_problem(stream, x, w, targets, options, workspace, bias);
   for_row_chunks(p, /*with_gradient=*/true, [&](int first, Mat<bf16> z) {
-    chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, first > 0 ? Output::accumulate : output);
+    chunk_backward(p, first, z, d_x.row_block(first, z.rows), d_w, first > 0 ? Output::accumulate : output, d_bias);
   });
   add_losses(p, total);
 }
 
 template std::size_t lm_head_workspace<bf16>(int, int, int, LmHeadPrecision);
 template void lm_head_loss_forward(Stream, double*, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
-                                   const LmHeadOptions&, Workspace);
+                                   const LmHeadOptions&, Workspace, Vec<const float>);
 template void lm_head_losses<bf16>(Stream, Vec<float>, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
-                                   const LmHeadOptions&, Workspace);
+                                   const LmHeadOptions&, Workspace, Vec<const float>);
 template void lm_head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, Output, Mat<const bf16>,
-                                          Mat<const bf16>, Vec<const Token>, const LmHeadOptions&, Workspace);
+                                          Mat<const bf16>, Vec<const Token>, const LmHeadOptions&, Workspace,
+                                          Vec<const float>, Vec<float>);
 
 }  // namespace nanorun::kernels::cuda

@@ -1,6 +1,7 @@
 #include "kernels/lm_head/lm_head_softcap.hpp"
 
 #include <cassert>
+#include <numbers>
 
 #include "kernels/device/fp8.cuh"
 #include "kernels/device/vec.cuh"
@@ -19,20 +20,26 @@ constexpr int max_segments = ceil_div(max_vocabulary / 8, segment_vectors);
 // ---------------------------------------------------------------------------------------------------------------------
 // Softcap
 
+// A cap keeps of z a number r(z), and gives what follows from it: e^(logit - m), m - logit, and the logit's derivative
+// by z, where m is the row's maximum if needs_maximum, else 0.
+
+constexpr double log2_e = std::numbers::log2e;
+
 /// Format to which the sigmoid 1 - r is rounded.
 enum class SigmoidFormat { fp32, bf16 };
 
 /// With r = 1 / (1 + 2^(rate z + offset)), which is (1 - tanh(z / c)) / 2 or 1 - sigmoid((z + shift) / width):
 ///   logit = c (1 - r_scale r), and its derivative by z is derivative_scale r (1 - r).
 template <SigmoidFormat format>
-struct Cap {
+struct SigmoidCap {
+  static constexpr bool needs_maximum = false;
   float rate, offset;
   float r_scale;
   float log2_cap;      ///< c log2(e): e^(c u) = 2^(log2_cap u)
   float log2_r_scale;  ///< r_scale log2_cap: e^logit = 2^(log2_cap - log2_r_scale r)
   float derivative_scale;
 
-  explicit Cap(const LmHeadOptions& o) : Cap(o, o.kind == SoftcapKind::tanh) {}
+  explicit SigmoidCap(const LmHeadOptions& o) : SigmoidCap(o, o.kind == SoftcapKind::tanh) {}
 
   /// 1 / r, bounded so that the product of two is finite. At the bound the logit has long rounded to c.
   __device__ float inverse_r(float z) const { return 1 + exp2_fast(min_nan(rate * z + offset, 60)); }
@@ -73,14 +80,71 @@ struct Cap {
     r[1] = 1 - __high2float(sigmoid);
   }
 
-  Cap(const LmHeadOptions& o, bool tanh)
+  SigmoidCap(const LmHeadOptions& o, bool tanh)
       : rate(static_cast<float>(tanh ? 2 * log2_e / o.softcap : log2_e / o.softcap_width)),
         offset(static_cast<float>(tanh ? 0 : o.softcap_shift / o.softcap_width * log2_e)),
         r_scale(tanh ? 2 : 1),
         log2_cap(static_cast<float>(o.softcap * log2_e)),
         log2_r_scale(r_scale * log2_cap),
         derivative_scale(static_cast<float>(tanh ? 4 : o.softcap / o.softcap_width)) {}
-  static constexpr double log2_e = 1.4426950408889634;
+};
+
+/// logit = z s with s = 1 / sqrt(1 + (z / c)²); its derivative by z is s³. r is z.
+struct IsruCap {
+  static constexpr bool needs_maximum = false;
+  static constexpr float derivative_scale = 1;
+  float inverse_cap;
+
+  explicit IsruCap(const LmHeadOptions& o) : inverse_cap(static_cast<float>(1 / o.softcap)) {}
+
+  __device__ float r(float z) const { return z; }
+  __device__ float slope_root(float z) const {
+    const float share = z * inverse_cap;
+    return rsqrtf(1 + share * share);
+  }
+  __device__ float exponential(float z) const { return exp2_fast(static_cast<float>(log2_e) * z * slope_root(z)); }
+  __device__ float negative_logit(float z) const { return -z * slope_root(z); }
+  __device__ float derivative(float z) const {
+    const float s = slope_root(z);
+    return s * s * s;
+  }
+
+  /// As SigmoidCap's.
+  __device__ float exp_and_slope(Vector<float, 8>& z) const {
+    float sum = 0;
+#pragma unroll
+    for (float& element : z.v) {
+      const float s = slope_root(element), p = exp2_fast(static_cast<float>(log2_e) * element * s);
+      sum += p;
+      element = p * (s * s * s);
+    }
+    return sum;
+  }
+};
+
+/// logit = z. r is z.
+struct NoCap {
+  static constexpr bool needs_maximum = true;
+  static constexpr float derivative_scale = 1;
+  float maximum = 0;
+
+  explicit NoCap(const LmHeadOptions&) {}
+
+  __device__ float r(float z) const { return z; }
+  __device__ float exponential(float z) const { return exp2_fast(static_cast<float>(log2_e) * (z - maximum)); }
+  __device__ float negative_logit(float z) const { return maximum - z; }
+  __device__ float derivative(float) const { return 1; }
+
+  /// As SigmoidCap's.
+  __device__ float exp_and_slope(Vector<float, 8>& z) const {
+    float sum = 0;
+#pragma unroll
+    for (float& element : z.v) {
+      element = exponential(element);
+      sum += element;
+    }
+    return sum;
+  }
 };
 
 /// Sum over the row's threads, for every one, in a fixed order. They must synchronise before the next call.
@@ -93,6 +157,19 @@ __device__ float row_sum(float x) {
 #pragma unroll
   for (int i = 0; i < row_warps; ++i) sum += sums[i];
   return sum;
+}
+
+/// Maximum over the row's threads, for every one; NaN does not count.
+__device__ float row_maximum(float x) {
+  __shared__ float maxima[row_warps];
+#pragma unroll
+  for (int lanes = warp_size / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+  if (threadIdx.x % warp_size == 0) maxima[threadIdx.x / warp_size] = x;
+  __syncthreads();
+  float maximum = maxima[0];
+#pragma unroll
+  for (int i = 1; i < row_warps; ++i) maximum = fmaxf(maximum, maxima[i]);
+  return maximum;
 }
 
 __device__ float to_float(bf16 x) { return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16); }
@@ -133,7 +210,7 @@ struct RowTargets {
   static constexpr bool only_next = set == TargetSet::next_token;
   static constexpr int count = only_next ? 1 : max_targets + 1;
   int column[count] = {};  ///< -1: none
-  float r[count] = {};     ///< see Cap
+  float r[count] = {};     ///< see the caps
 
   template <class Cap>
   __device__ void load(const Targets& in, int t, const bf16* row, const Cap& cap) {
@@ -212,7 +289,22 @@ __device__ void load_row(Vector<bf16, 8>* shared, const bf16* row, int vectors, 
   }
 }
 
-/// Applies Cap::exp_and_slope to a row, segment by segment as they arrive; returns the sum of e^logit.
+/// Largest z of a row, once all of it has arrived.
+__device__ float largest_of_row(const Vector<bf16, 8>* z, int vectors, sm90::Mbarrier* loaded) {
+  float largest = -INFINITY;
+  for (int s = 0; s * segment_vectors < vectors; ++s) {
+    sm90::mbarrier_wait(loaded[s], 0);
+    const int last = min(vectors, (s + 1) * segment_vectors);
+    for (int i = s * segment_vectors + threadIdx.x; i < last; i += row_threads) {
+      const Vector<float, 8> v = to_floats(z[i]);
+#pragma unroll
+      for (const float element : v.v) largest = fmaxf(largest, element);
+    }
+  }
+  return row_maximum(largest);
+}
+
+/// Applies a cap's exp_and_slope to a row, segment by segment as they arrive; returns the sum of e^logit.
 template <class Cap>
 __device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, sm90::Mbarrier* loaded) {
   float sum = 0;
@@ -230,12 +322,12 @@ __device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& c
 }
 
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
-/// - Shared memory holds the row, then what Cap::exp_and_slope makes of it in bf16, whose rounding is small beside that
-/// of z.
+/// - Shared memory holds the row, then what the cap's exp_and_slope makes of it in bf16, whose rounding is small beside
+/// that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
-template <class G, TargetSet set, SigmoidFormat format>
+template <class G, TargetSet set, class Cap>
 __global__ void __launch_bounds__(row_threads, 2)
-    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap<format> cap, float scale) {
+    softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale) {
   constexpr int loader = 0, finisher = warp_size;  // threads of different warps
   extern __shared__ Vector<bf16, 8> kept[];
   __shared__ sm90::Mbarrier loaded[max_segments];
@@ -250,6 +342,7 @@ __global__ void __launch_bounds__(row_threads, 2)
     if constexpr (!mine.only_next) shared_weights = mine.weights(targets);
   }
   __syncthreads();
+  if constexpr (Cap::needs_maximum) cap.maximum = largest_of_row(kept, vectors, loaded);
   const float sum = exp_and_slope_row(kept, vectors, cap, loaded);
   if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
   if constexpr (!std::is_same_v<G, NoGradient>) {
@@ -273,24 +366,26 @@ __global__ void __launch_bounds__(row_threads, 2)
   }
 }
 
-template <class G, SigmoidFormat format>
-void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
+template <class G, class Cap>
+void launch_rows_with(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel = targets.are_next_tokens() ? softcap_row<G, TargetSet::next_token, format>
-                                                : softcap_row<G, TargetSet::all, format>;
+  const auto kernel =
+      targets.are_next_tokens() ? softcap_row<G, TargetSet::next_token, Cap> : softcap_row<G, TargetSet::all, Cap>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets,
-         Cap<format>(in.options), static_cast<float>(scale));
+  launch("softcap_row", stream, kernel, in.z.rows, row_threads, shared_bytes, in.z, loss, targets, Cap(in.options),
+         static_cast<float>(scale));
 }
 
 template <class G>
 void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
+  if (in.options.kind == SoftcapKind::isru) return launch_rows_with<G, IsruCap>(stream, loss, in, scale);
+  if (in.options.kind == SoftcapKind::none) return launch_rows_with<G, NoCap>(stream, loss, in, scale);
   const bool rounds = in.options.precision == LmHeadPrecision::fp8 && in.options.kind == SoftcapKind::sigmoid;
-  return rounds ? launch_rows<G, SigmoidFormat::bf16>(stream, loss, in, scale)
-                : launch_rows<G, SigmoidFormat::fp32>(stream, loss, in, scale);
+  return rounds ? launch_rows_with<G, SigmoidCap<SigmoidFormat::bf16>>(stream, loss, in, scale)
+                : launch_rows_with<G, SigmoidCap<SigmoidFormat::fp32>>(stream, loss, in, scale);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ struct AdamElements {
       square.v[k] = f.beta2 * square.v[k] + f.rest2 * gradient.v[k] * gradient.v[k];
       const float root = sqrt_fast(fmaxf(square.v[k], smallest_square)) * rates.root_factor;
       const float u = rates.lr * mean.v[k] * reciprocal_fast(root + f.eps);
-      weight.v[k] -= u + (u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
+      weight.v[k] -= u + (!f.cautious || u * weight.v[k] > 0 ? rates.decay * weight.v[k] : 0);
     }
     if (f.round_moments) {
       round(mean);

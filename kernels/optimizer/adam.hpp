@@ -1,9 +1,10 @@
 #pragma once
-// Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980), and cautious weight decay (Chen et al. 2025,
-// arXiv:2510.12402), which acts only where it and the update have the same sign.
+// Adam with bias correction (Kingma and Ba 2015, arXiv:1412.6980) and decoupled weight decay (AdamW, Loshchilov and
+// Hutter 2019, arXiv:1711.05101), which is plain, or cautious (Chen et al. 2025, arXiv:2510.12402): then it acts only
+// where it and the update have the same sign.
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g²
 //   u = lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps),  t = 1 for the first update
-//   w -= u + decay w [u w > 0]
+//   w -= u + decay w,  or with cautious decay w -= u + decay w [u w > 0]
 // With epsilon_hat, u = lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
 // Shapes: w, copy, m, v, g [n]. w are the master weights; g enters as gradient_scale g. New w, m and v may be rounded
 // to the nearest bf16, ties to even, when they are stored; u is formed from m and v before that.
@@ -24,6 +25,7 @@ struct AdamOptions {
   long t = 1;
   double gradient_scale = 1;
   double decay = 0;
+  bool cautious = true;  ///< the decay is cautious, not plain
   bool epsilon_hat = false;
   bool round_weights = false, round_moments = false;  ///< to bf16
   bool clears_gradient = false;                       ///< g = 0 afterwards
@@ -49,7 +51,7 @@ AdamRates<A> adam_rates(const AdamOptions& options) {
 template <class A>
 struct AdamFactors {
   A beta1, rest1, beta2, rest2, eps, gradient_scale;
-  bool round_weights, round_moments, clears_gradient;
+  bool cautious, round_weights, round_moments, clears_gradient;
 
   explicit AdamFactors(const AdamOptions& o)
       : beta1(static_cast<A>(o.beta1)),
@@ -58,6 +60,7 @@ struct AdamFactors {
         rest2(static_cast<A>(1 - o.beta2)),
         eps(static_cast<A>(o.eps)),
         gradient_scale(static_cast<A>(o.gradient_scale)),
+        cautious(o.cautious),
         round_weights(o.round_weights),
         round_moments(o.round_moments),
         clears_gradient(o.clears_gradient) {}

@@ -27,7 +27,7 @@ KOKKOS_INLINE_FUNCTION Sums<2> update_elements(T* w, T* m, T* v, const T* g, std
     const T u = rates.lr * mean / (std::sqrt(mean_square) * rates.root_factor + f.eps);
     m[i] = stored(mean, f.round_moments);
     v[i] = stored(mean_square, f.round_moments);
-    w[i] = stored(w[i] - (u + (u * w[i] > 0 ? rates.decay * w[i] : T(0))), f.round_weights);
+    w[i] = stored(w[i] - (u + (!f.cautious || u * w[i] > 0 ? rates.decay * w[i] : T(0))), f.round_weights);
     gradients += square(gradient);
     weights += square(w[i]);
   }

@@ -78,7 +78,7 @@ void copy_all(Mat<T> s, Mat<T> copy) {
 /// One step out = (a I + b A + c A A) x with A = x xᵀ. Tall matrices are multiplied from the right with A = xᵀ x, the
 /// same step on the transpose. p is scratch like A.
 template <class T>
-void polar_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p, const PolarIteration::Step& step) {
+void polar_step(Mat<T> out, Mat<const T> x, Mat<T> A, Mat<T> p, const PolarStep& step) {
   const bool tall = x.rows > x.cols;
   syrk<T>(tall ? Op::transpose : Op::none, 1, x, 0, A);
   on_host ? mirror_and_copy(A, p) : copy_all(A, p);
@@ -103,14 +103,16 @@ void orthogonalise(Mat<T> matrix, const PolarIteration& iteration, Workspace wor
   T* const scratch = allocator.take<T>(matrix.size());
   const Mat<T> A(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
   const Mat<T> p(allocator.take<T>(static_cast<std::size_t>(n) * n), n, n);
-  static_assert(std::tuple_size_v<decltype(iteration.steps)> % 2 == 1, "an odd number of swaps ends in the matrix");
   const double norm = std::sqrt(sum_of_squares<T>({matrix.data, matrix.size()}));
   const T factor = static_cast<T>(1 / (iteration.norm_factor * norm + iteration.eps));
-  for_chunks("normalise", matrix.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
-    for (std::size_t j = first; j < last; ++j) scratch[j] = factor * matrix.data[j];
-  });
+  // After the last swap the result is in the matrix.
   Mat<T> from(scratch, matrix.rows, matrix.cols), to = matrix;
-  for (const PolarIteration::Step& step : iteration.steps) {
+  if (iteration.steps.size() % 2 == 0) std::swap(from, to);
+  T* const normalised = from.data;
+  for_chunks("normalise", matrix.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t j = first; j < last; ++j) normalised[j] = factor * matrix.data[j];
+  });
+  for (const PolarStep& step : iteration.steps) {
     polar_step<T>(to, from, A, p, step);
     std::swap(from, to);
   }
@@ -231,14 +233,14 @@ void normuon(Stream, std::span<const NormuonBatch<T>> batches, double beta) {
 }
 
 template <class T>
-void add_scaled_with_decay(Stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares) {
+void add_scaled_with_decay(Stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares, bool cautious) {
   assert(w.size() == x.size());
   const T rate = static_cast<T>(lr), pull = static_cast<T>(decay);
   const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::size_t i = first; i < last; ++i) {
-      w[i] -= rate * x[i] + (x[i] * w[i] >= 0 ? pull * w[i] : T(0));
+      w[i] -= rate * x[i] + (!cautious || x[i] * w[i] >= 0 ? pull * w[i] : T(0));
       sum += square(w[i]);
     }
     return sum;
@@ -285,22 +287,22 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
       normuon<T>(stream, {&evened, 1}, options.normuon_beta);
     }
     if (b.decay > 0) {
-      add_scaled_with_decay<T>(stream, w, g, b.lr, b.decay, squares.weights);
+      add_scaled_with_decay<T>(stream, w, g, b.lr, b.decay, squares.weights, b.cautious);
     } else {
       add_scaled<T>(stream, w, g, -b.lr, squares.weights);
     }
   }
 }
 
-#define NANORUN_OPS(T)                                                                        \
-  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);           \
-  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);              \
-  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);            \
-  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);            \
-  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                    \
-  template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*); \
-  template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                    \
-  template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                         \
+#define NANORUN_OPS(T)                                                                              \
+  template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                 \
+  template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                    \
+  template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                  \
+  template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                  \
+  template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                          \
+  template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*, bool); \
+  template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                          \
+  template std::size_t muon_workspace(std::span<const MuonBatch<T>>);                               \
   template void muon_update(Stream, std::span<const MuonBatch<T>>, const MuonOptions&, const MuonSquares&, Workspace);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

@@ -25,7 +25,8 @@ Buffers allocate(WorkspaceAllocator& allocator, MatrixBatch<bf16> x) {
   return {next, A, allocator.take<bf16>(squares)};
 }
 
-/// out = x / (norm_factor |x|_F + eps) for matrix blockIdx.y of `size` elements. squares [matrices, gridDim.x].
+/// out = x / (norm_factor |x|_F + eps), where out may be x, for matrix blockIdx.y of `size` elements. squares
+/// [matrices, gridDim.x].
 __global__ void __launch_bounds__(block_threads)
     normalise(bf16* out, const bf16* x, std::size_t size, const float* squares, float norm_factor, float eps) {
   begin_after_previous();
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(block_threads)
 
 /// One step next = a x + (b A + c A A) x with A = x xᵀ.
 void polar_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count,
-                const PolarIteration::Step& step) {
+                const PolarStep& step) {
   const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
   symmetric_gemm(stream, {.count = count}, x, {}, A);
   symmetric_gemm(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
@@ -97,11 +98,12 @@ void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x,
   const Buffers buffers = allocate(allocator, x);
   const int n = x.rows;
   const dim3 grid(matrix_parts(n, x.cols), x.count);
-  launch("polar_factor", stream, normalise, grid, block_threads, 0, buffers.next, x.data, x.matrix_size(), squares_of_x,
-         static_cast<float>(iteration.norm_factor), static_cast<float>(iteration.eps));
-  static_assert(std::tuple_size_v<decltype(iteration.steps)> % 2 == 1, "an odd number of swaps ends in x");
+  // After the last swap the result is in x.
   Mat<bf16> from(buffers.next, n, x.cols), to(x.data, n, x.cols);
-  for (const PolarIteration::Step& step : iteration.steps) {
+  if (iteration.steps.size() % 2 == 0) std::swap(from, to);
+  launch("polar_factor", stream, normalise, grid, block_threads, 0, from.data, x.data, x.matrix_size(), squares_of_x,
+         static_cast<float>(iteration.norm_factor), static_cast<float>(iteration.eps));
+  for (const PolarStep& step : iteration.steps) {
     polar_step(stream, to, from, {buffers.A, n, n}, {buffers.B, n, n}, x.count, step);
     std::swap(from, to);
   }

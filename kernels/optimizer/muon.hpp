@@ -9,10 +9,10 @@
 // A neuron is a row of a block, or a column if the block has more columns than rows.
 //   v = mean of X² over each neuron,  Q = b Q + (1 - b) v,  s = max(Q, 1e-10)^(-1/2)
 //   X = X s |X|_F / max(|X s|_F, 1e-10)
-// Cautious weight decay (Chen et al. 2025, arXiv:2510.12402): w -= lr X + decay w [X w >= 0].
+// Weight decay is plain, w -= lr X + decay w, or cautious (Chen et al. 2025, arXiv:2510.12402),
+// w -= lr X + decay w [X w >= 0].
 // Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
 
-#include <array>
 #include <span>
 
 #include "kernels/device/op.hpp"
@@ -35,30 +35,27 @@ struct MatrixBatch {
 /// Number of neurons of a matrix, each of which has a second moment in NorMuon.
 constexpr int normuon_neurons(int rows, int cols) { return rows >= cols ? rows : cols; }
 
-/// An iteration towards the polar factor: X = u / (norm_factor |u|_F + eps) at first, then the steps.
-struct PolarIteration {
-  struct Step {
-    double a, b, c;
-  };
-  double norm_factor, eps;
-  std::array<Step, 5> steps;
+/// A step X = a X + (b A + c A A) X of an iteration towards the polar factor.
+struct PolarStep {
+  double a, b, c;
 };
 
-inline constexpr PolarIteration newton_schulz_iteration{1,
-                                                        1e-7,
-                                                        {{{3.4445, -4.7750, 2.0315},
-                                                          {3.4445, -4.7750, 2.0315},
-                                                          {3.4445, -4.7750, 2.0315},
-                                                          {3.4445, -4.7750, 2.0315},
-                                                          {3.4445, -4.7750, 2.0315}}}};
-inline constexpr PolarIteration polar_express_iteration{
-    1.02,
-    1e-6,
-    {{{8.156554524902461, -22.48329292557795, 15.878769915207462},
-      {4.042929935166739, -2.808917465908714, 0.5000178451051316},
-      {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
-      {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
-      {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}}}};
+/// Such an iteration: X = u / (norm_factor |u|_F + eps) at first, then the steps.
+struct PolarIteration {
+  double norm_factor, eps;
+  std::span<const PolarStep> steps;  ///< outlive the iteration; at least one
+};
+
+inline constexpr PolarStep newton_schulz_step{3.4445, -4.7750, 2.0315};
+inline constexpr PolarStep newton_schulz_steps[] = {newton_schulz_step, newton_schulz_step, newton_schulz_step,
+                                                    newton_schulz_step, newton_schulz_step};
+inline constexpr PolarIteration newton_schulz_iteration{1, 1e-7, newton_schulz_steps};
+inline constexpr PolarStep polar_express_steps[] = {{8.156554524902461, -22.48329292557795, 15.878769915207462},
+                                                    {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+                                                    {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+                                                    {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
+                                                    {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}};
+inline constexpr PolarIteration polar_express_iteration{1.02, 1e-6, polar_express_steps};
 
 /// Matrices that muon_update() updates. Each tensor holds `count` contiguous matrices [rows, cols]. `copy` holds the
 /// weights rounded or truncated to T, for the GEMMs that read them. In the CPU build acc_t<T> is T, and `copy` is
@@ -70,6 +67,7 @@ struct MuonBatch {
   T* copy = nullptr;
   acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_neurons(rows, cols)]; null: without NorMuon
   double lr = 0, decay = 0;
+  bool cautious = true;    ///< the decay is cautious, not plain
   bool truncates = false;  ///< the copy is truncated, not rounded
 
   constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }

@@ -141,7 +141,7 @@ __device__ void move_tile(const MuonMatrix& m, const bf16* x, int row, int col, 
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float step = update.v[k] * scale.v[k];
-      w.v[k] -= m.lr * step + (step * w.v[k] >= 0 ? m.decay * w.v[k] : 0);
+      w.v[k] -= m.lr * step + (!m.cautious || step * w.v[k] >= 0 ? m.decay * w.v[k] : 0);
       of_weights.add_square(w.v[k]);
     }
     store_vector(m.weights + at, w);

@@ -34,9 +34,11 @@ struct NormuonBatch {
 template <class T>
 void normuon(Stream stream, std::span<const NormuonBatch<T>> batches, double beta);
 
-/// w -= lr x + decay w [x w >= 0]. *squares, in the tensors' memory, += sum of the new w² in double.
+/// w -= lr x + decay w [x w >= 0], or without `cautious` w -= lr x + decay w. *squares, in the tensors' memory, += sum
+/// of the new w² in double.
 template <class T>
-void add_scaled_with_decay(Stream stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares);
+void add_scaled_with_decay(Stream stream, Vec<T> w, Vec<const T> x, double lr, double decay, double* squares,
+                           bool cautious = true);
 
 /// w += alpha x. *squares as of add_scaled_with_decay().
 template <class T>

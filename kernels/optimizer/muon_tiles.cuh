@@ -24,7 +24,7 @@ struct MuonMatrix {
   bf16* copy;
   int rows, cols;
   float lr, decay;
-  bool truncates;
+  bool cautious, truncates;
 
   /// Number `index` over all batches.
   __device__ MuonMatrix(const MuonBatches& batches, int index) {
@@ -41,6 +41,7 @@ struct MuonMatrix {
     second_moment = b->second_moment == nullptr ? nullptr : b->second_moment + first_neuron;
     lr = static_cast<float>(b->lr);
     decay = static_cast<float>(b->decay);
+    cautious = b->cautious;
     truncates = b->truncates;
   }
   __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }

@@ -144,6 +144,7 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
     end_of_text = end_of_text_of(options.checkpoint, config, options.end_of_text);
     questions = read_hellaswag(options.hellaswag, static_cast<std::uint64_t>(config.model.vocabulary));
   });
+  config.data.packing = Packing::stream;  // questions share a sequence, each as a document
   config.validation.length = hellaswag_length(questions, config.model, config.validation.length);
   context.open_device(config.run.reproducible);
 

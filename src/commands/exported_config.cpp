@@ -68,7 +68,8 @@ constexpr const char* read_by_python[] = {
     "layers_without_attention",
 };
 constexpr const char* of_first_weights[] = {"init_scale",     "zero_outputs",         "zero_attention_outputs",
-                                            "init_embedding", "init_value_embedding", "mudd_backout"};
+                                            "init_embedding", "init_value_embedding", "mudd_backout",
+                                            "init_std",       "init_std_outputs"};
 
 /// Fields of config.json beside the sections of the deck. Export writes some of them; transformers adds the others when
 /// it writes the file anew.
@@ -348,7 +349,7 @@ std::string unread_key(const Config& config, std::span<const char* const> read) 
     const auto named_in = [&](std::span<const char* const> names) {
       return std::ranges::find(names, std::string_view(key.name)) != names.end();
     };
-    const bool chooses_file = key.path() == "model.residual";
+    const bool chooses_file = key.path() == "model.residual" && config.model.residual != Residual::plain;
     if (key.section != std::string("model") || chooses_file || named_in(read) || named_in(of_first_weights)) continue;
     const Json value = value_of(key, set);
     if (value != value_of(key, unset)) return fmt::format("{} = {}", key.path(), value.dump());

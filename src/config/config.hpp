@@ -26,10 +26,14 @@ inline constexpr int gate_columns = 12;
 enum class ValuePath { none, first, embeddings, gated_embeddings };
 enum class RotaryKind { full, half_truncated };
 enum class WindowKind { token, tokens_before, block };
-enum class Residual { unet, scaled };
-enum class Packing { stream, documents };
+enum class Residual { unet, scaled, plain };
+enum class Packing { stream, documents, rows };
 enum class LossSum { mean, sum };
 enum class Orthogonalisation { newton_schulz, polar_express };
+/// The rule that updates the matrices of the blocks.
+enum class MatrixRule { muon, adam };
+enum class DecayKind { cautious, plain };
+enum class CooldownShape { linear, cosine };
 enum class Rounding { floor, ceil };
 enum class LmHeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
@@ -71,6 +75,8 @@ struct ModelConfig {
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;
   double init_scale = 1;
+  double init_std = 0;
+  double init_std_outputs = 0;
   bool zero_outputs = true;
   bool zero_attention_outputs = true;
   double init_embedding = 1;
@@ -78,6 +84,10 @@ struct ModelConfig {
 
   bool tied_head = false;
   Residual residual = Residual::unet;
+  bool embedding_norm = true;
+  bool norm_gains = false;
+  bool biases = false;
+  bool head_bias = false;
   std::vector<int> value_layers;
   std::vector<int> value_layers_gated_by_input;
   bool smear = false;
@@ -150,7 +160,9 @@ struct TrainConfig {
   int length = 49152;
   Recompute recompute = Recompute::none;
   MlpPrecision mlp_precision = MlpPrecision::working;
+  int warmup = 0;
   double cooldown = 0.4;
+  CooldownShape cooldown_shape = CooldownShape::linear;
   double final_lr_factor = 0.1;
   int extension_steps = 0;
   LossSum loss = LossSum::mean;
@@ -172,17 +184,22 @@ struct DataConfig {
   bool allow_other_tokenizer = false;
   int prefetch_steps = 4;
   Packing packing = Packing::stream;
+  int row_length = 1024;
   int distinct_sequences = 0;
   std::string prefix_table;
 };
 
 struct OptimizerConfig {
+  MatrixRule matrix_rule = MatrixRule::muon;
+  DecayKind decay_kind = DecayKind::cautious;
   double muon_lr = 0.05;
   double muon_momentum_first = 0.85;
   double muon_momentum_last = 0.95;
   int muon_momentum_steps = 300;
   int muon_momentum_cooldown = 0;
   Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
+  std::vector<double> orthogonalisation_maps;
+  int orthogonalisation_steps = 0;
   int muon_block_heads = 0;
   double normuon_beta = 0;
   double muon_decay = 0;
@@ -193,6 +210,7 @@ struct OptimizerConfig {
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
   StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32;
+  double lr_matrix = 0.0006;
   double lr_embedding = 0.6;
   double lr_head = 0.008;
   double lr_scalar = 0.04;

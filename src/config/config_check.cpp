@@ -64,8 +64,38 @@ void check_data(Rules& rules) {
                 {"train.sequences", "data.distinct_sequences"},
                 "train.sequences = {} must be a multiple of data.distinct_sequences = {}, or fewer", sequences,
                 distinct);
-  rules.require(distinct == 0 || config.data.packing == Packing::stream, {"data.distinct_sequences", "data.packing"},
-                "data.distinct_sequences = {} needs data.packing = \"stream\"", distinct);
+  rules.require(distinct == 0 || config.data.packing != Packing::documents, {"data.distinct_sequences", "data.packing"},
+                "data.distinct_sequences = {} needs data.packing = \"stream\" or \"rows\"", distinct);
+}
+
+/// Rows of a fixed length, which divides that of every sequence.
+void check_rows(Rules& rules) {
+  const Config& config = rules.config;
+  if (config.data.packing != Packing::rows) return;
+  const auto require_whole = [&](const std::string& key, int length) {
+    rules.require(length % config.data.row_length == 0, {"data.row_length", key},
+                  "{} = {} must be a multiple of data.row_length = {}", key, length, config.data.row_length);
+  };
+  if (config.stage.empty()) require_whole("train.length", config.train.length);
+  for (std::size_t i = 0; i < config.stage.size(); ++i)
+    require_whole(fmt::format("stage.{}.length", i), config.stage[i].length);
+  require_whole("validation.length", config.validation.length);
+}
+
+void check_matrix_rule(Rules& rules) {
+  const OptimizerConfig& optimizer = rules.config.optimizer;
+  rules.require(
+      optimizer.matrix_rule == MatrixRule::muon || optimizer.adam_period == 1,
+      {"optimizer.adam_period", "optimizer.matrix_rule"},
+      "optimizer.adam_period = {} must be 1 for optimizer.matrix_rule = \"adam\", as gradients of matrices hold "
+      "one step",
+      optimizer.adam_period);
+  rules.require(optimizer.orthogonalisation_maps.size() % 3 == 0, {"optimizer.orthogonalisation_maps"},
+                "optimizer.orthogonalisation_maps has {} numbers; each step takes three: a, b, c",
+                optimizer.orthogonalisation_maps.size());
+  rules.require(optimizer.orthogonalisation_maps.size() <= 3 * 64, {"optimizer.orthogonalisation_maps"},
+                "optimizer.orthogonalisation_maps has {} numbers; 64 steps have 192",
+                optimizer.orthogonalisation_maps.size());
 }
 
 void check_optimizer(Rules& rules) {
@@ -90,7 +120,8 @@ void check_optimizer(Rules& rules) {
   }
   rules.require(train.untie_step < train.steps, {"train.untie_step", "train.steps"},
                 "train.untie_step = {} must be below train.steps = {}", train.untie_step, train.steps);
-  rules.require((train.untie_step + 1) % optimizer.adam_period == 0, {"train.untie_step", "optimizer.adam_period"},
+  rules.require(train.untie_step == 0 || (train.untie_step + 1) % optimizer.adam_period == 0,
+                {"train.untie_step", "optimizer.adam_period"},
                 "train.untie_step = {} must be a step at which Adam updates: one less than a multiple of "
                 "optimizer.adam_period = {}",
                 train.untie_step, optimizer.adam_period);
@@ -138,6 +169,8 @@ void check_config(const Config& config, int ranks) {
   check_stages(rules);
   check_ranks(rules, ranks);
   check_data(rules);
+  check_rows(rules);
+  check_matrix_rule(rules);
   check_optimizer(rules);
   check_checkpoint(rules);
   check_trace(rules);

@@ -53,30 +53,62 @@ void check_lists(Rules& rules) {
   rules.require(std::ranges::is_sorted(model.value_layers), {"model.value_layers"}, "model.value_layers must ascend");
 }
 
-/// What only one kind of residual stream has.
+/// What residual = "scaled" alone has.
+void check_scaled_keys(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const auto needs_scaled = [&](bool used, const char* key, const char* value = "") {
+    rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"scaled\"", key, value);
+  };
+  needs_scaled(model.value_path == ValuePath::gated_embeddings, "model.value_path", " = \"gated_embeddings\"");
+  needs_scaled(model.smear, "model.smear");
+  needs_scaled(model.bigram_rows > 0, "model.bigram_rows");
+  needs_scaled(model.skip_from >= 0 || model.skip_to >= 0, "model.skip_from");
+  needs_scaled(model.attention_source >= 0, "model.attention_source");
+  for (const auto& [key, layers] : attention_lists) {
+    if (layers != &ModelConfig::value_layers) needs_scaled(!(model.*layers).empty(), key);
+  }
+  needs_scaled(model.gate_nets, "model.gate_nets");
+  needs_scaled(model.mudd, "model.mudd");
+}
+
+/// What residual = "plain" alone has.
+void check_plain_keys(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const auto needs_plain = [&](bool used, const char* key, const char* value = "") {
+    rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"plain\"", key, value);
+  };
+  needs_plain(!model.embedding_norm, "model.embedding_norm", " = false");
+  needs_plain(model.norm_gains, "model.norm_gains");
+  needs_plain(model.biases, "model.biases");
+  needs_plain(model.head_bias, "model.head_bias");
+}
+
+/// What only some kinds of residual streams have.
 void check_residual(Rules& rules) {
   const ModelConfig& model = rules.config.model;
   const bool gated = model.value_path == ValuePath::gated_embeddings;
-  if (model.residual == Residual::unet) {
-    rules.require(model.layers % 2 == 0, {"model.layers", "model.residual"},
-                  "model.layers = {} must be even for model.residual = \"unet\"", model.layers);
-    const auto needs_scaled = [&](bool used, const char* key, const char* value = "") {
-      rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"scaled\"", key, value);
-    };
-    needs_scaled(gated, "model.value_path", " = \"gated_embeddings\"");
-    needs_scaled(model.smear, "model.smear");
-    needs_scaled(model.bigram_rows > 0, "model.bigram_rows");
-    needs_scaled(model.skip_from >= 0 || model.skip_to >= 0, "model.skip_from");
-    needs_scaled(model.attention_source >= 0, "model.attention_source");
-    for (const auto& [key, layers] : attention_lists) {
-      if (layers != &ModelConfig::value_layers) needs_scaled(!(model.*layers).empty(), key);
-    }
-    needs_scaled(model.gate_nets, "model.gate_nets");
-    needs_scaled(model.mudd, "model.mudd");
-    return;
+  if (model.residual != Residual::scaled) check_scaled_keys(rules);
+  if (model.residual != Residual::plain) check_plain_keys(rules);
+  switch (model.residual) {
+    case Residual::unet:
+      rules.require(model.layers % 2 == 0, {"model.layers", "model.residual"},
+                    "model.layers = {} must be even for model.residual = \"unet\"", model.layers);
+      break;
+    case Residual::scaled:
+      rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
+                    "model.residual = \"scaled\" needs model.value_path = \"none\" or \"gated_embeddings\"");
+      break;
+    case Residual::plain:
+      rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
+                    "model.residual = \"plain\" needs model.value_path = \"none\"");
   }
-  rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
-                "model.residual = \"scaled\" needs model.value_path = \"none\" or \"gated_embeddings\"");
+  const bool in_fp8 = rules.config.train.mlp_precision == MlpPrecision::fp8;
+  rules.require(!in_fp8 || (!model.biases && !model.norm_gains),
+                {"train.mlp_precision", "model.biases", "model.norm_gains"},
+                "train.mlp_precision = \"fp8\" computes neither model.biases nor model.norm_gains");
+  rules.require(!model.head_bias || lm_head_precision(rules.config) == kernels::LmHeadPrecision::working,
+                {"head.precision", "model.head_bias"},
+                "model.head_bias needs a LM head that is not in FP8: head.precision = \"bf16\", or \"fp32\" on CPUs");
 }
 
 void check_values(Rules& rules) {
@@ -121,10 +153,11 @@ void check_streams(Rules& rules) {
   rules.require(model.attention_source < model.layers - 1, {"model.attention_source", "model.layers"},
                 "model.attention_source = {} must be below the last of model.layers = {}", model.attention_source,
                 model.layers);
-  rules.require(model.bigram_rows == 0 || model.residual == Residual::unet || !names(model.layers_without_attention, 0),
-                {"model.bigram_rows", "model.layers_without_attention"},
-                "model.bigram_rows needs attention on layer 0, whose factor of the bigram embeddings the first mix "
-                "takes; model.layers_without_attention excludes it");
+  rules.require(
+      model.bigram_rows == 0 || model.residual != Residual::scaled || !names(model.layers_without_attention, 0),
+      {"model.bigram_rows", "model.layers_without_attention"},
+      "model.bigram_rows needs attention on layer 0, whose factor of the bigram embeddings the first mix "
+      "takes; model.layers_without_attention excludes it");
   rules.require(model.bigram_sign_rows == 0 || model.bigram_rows > 0, {"model.bigram_sign_rows", "model.bigram_rows"},
                 "model.bigram_sign_rows needs model.bigram_rows");
   rules.require(model.bigram_columns == 0 || model.bigram_rows > 0, {"model.bigram_columns", "model.bigram_rows"},

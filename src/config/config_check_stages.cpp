@@ -97,6 +97,8 @@ void check_stages(Rules& rules) {
   const TrainConfig& train = config.train;
   rules.require(train.extension_steps < train.steps, {"train.extension_steps", "train.steps"},
                 "train.extension_steps = {} must be below train.steps = {}", train.extension_steps, train.steps);
+  rules.require(train.warmup <= train.steps, {"train.warmup", "train.steps"},
+                "train.warmup = {} must be at most train.steps = {}", train.warmup, train.steps);
   rules.require(!config.model.yarn || !config.stage.empty(), {"model.yarn"},
                 "model.yarn needs [[stage]], whose windows it follows");
   check_last_window(rules);

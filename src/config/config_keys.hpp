@@ -39,20 +39,34 @@ template <>
 inline constexpr auto names_of<WindowKind> = std::to_array<Named<WindowKind>>(
     {{"token", WindowKind::token}, {"tokens_before", WindowKind::tokens_before}, {"block", WindowKind::block}});
 template <>
-inline constexpr auto names_of<kernels::SoftcapKind> = std::to_array<Named<kernels::SoftcapKind>>(
-    {{"tanh", kernels::SoftcapKind::tanh}, {"sigmoid", kernels::SoftcapKind::sigmoid}});
+inline constexpr auto names_of<kernels::SoftcapKind> =
+    std::to_array<Named<kernels::SoftcapKind>>({{"tanh", kernels::SoftcapKind::tanh},
+                                                {"sigmoid", kernels::SoftcapKind::sigmoid},
+                                                {"isru", kernels::SoftcapKind::isru},
+                                                {"none", kernels::SoftcapKind::none}});
 template <>
 inline constexpr auto names_of<Residual> = std::to_array<Named<Residual>>({{"unet", Residual::unet},
-                                                                           {"scaled", Residual::scaled}});
+                                                                           {"scaled", Residual::scaled},
+                                                                           {"plain", Residual::plain}});
 template <>
 inline constexpr auto names_of<Packing> = std::to_array<Named<Packing>>({{"stream", Packing::stream},
-                                                                         {"documents", Packing::documents}});
+                                                                         {"documents", Packing::documents},
+                                                                         {"rows", Packing::rows}});
 template <>
 inline constexpr auto names_of<LossSum> = std::to_array<Named<LossSum>>({{"mean", LossSum::mean},
                                                                          {"sum", LossSum::sum}});
 template <>
 inline constexpr auto names_of<Orthogonalisation> = std::to_array<Named<Orthogonalisation>>(
     {{"newton_schulz", Orthogonalisation::newton_schulz}, {"polar_express", Orthogonalisation::polar_express}});
+template <>
+inline constexpr auto names_of<MatrixRule> = std::to_array<Named<MatrixRule>>({{"muon", MatrixRule::muon},
+                                                                               {"adam", MatrixRule::adam}});
+template <>
+inline constexpr auto names_of<DecayKind> = std::to_array<Named<DecayKind>>({{"cautious", DecayKind::cautious},
+                                                                             {"plain", DecayKind::plain}});
+template <>
+inline constexpr auto names_of<CooldownShape> =
+    std::to_array<Named<CooldownShape>>({{"linear", CooldownShape::linear}, {"cosine", CooldownShape::cosine}});
 template <>
 inline constexpr auto names_of<Rounding> = std::to_array<Named<Rounding>>({{"floor", Rounding::floor},
                                                                            {"ceil", Rounding::ceil}});
@@ -91,11 +105,11 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
 /// The member of a Config that a key sets.
-using Field =
-    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
-                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, LmHeadChoice*, EndOfData*,
-                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, TraceRanks*, kernels::WireFormat*,
-                 kernels::SoftcapKind*, Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*>;
+using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
+                           std::vector<int>*, std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*,
+                           LmHeadChoice*, EndOfData*, ChangedData*, Recompute*, OnFailure*, TransportChoice*,
+                           TraceRanks*, kernels::WireFormat*, kernels::SoftcapKind*, Residual*, Packing*, LossSum*,
+                           Orthogonalisation*, MlpPrecision*, StateFormat*, MatrixRule*, DecayKind*, CooldownShape*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

@@ -28,11 +28,16 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
       {NANORUN_KEY(model, softcap), trains, above(0, kernels::max_softcap), "c of the logits"},
       {NANORUN_KEY(model, softcap_kind), trains, any(),
-       "logits c tanh(z / c), or c sigmoid((z + softcap_shift) / softcap_width)"},
+       "logits c tanh(z / c), c sigmoid((z + softcap_shift) / softcap_width), c z / sqrt(z^2 + c^2) (isru), or z "
+       "(none)"},
       {NANORUN_KEY(model, softcap_shift), trains, any(), "of the sigmoid"},
       {NANORUN_KEY(model, softcap_width), trains, above(0), "of the sigmoid"},
       {NANORUN_KEY(model, init_scale), trains, at_least(0),
-       "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in)"},
+       "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in), unless init_std says otherwise"},
+      {NANORUN_KEY(model, init_std), trains, at_least(0),
+       "standard deviation of the blocks' initial weight matrices, which are normal then; 0: uniform, by init_scale"},
+      {NANORUN_KEY(model, init_std_outputs), trains, at_least(0),
+       "with init_std and without zero_outputs: that of the output projections; 0: init_std"},
       {NANORUN_KEY(model, zero_outputs), trains, any(),
        "output projections and the LM head start at zero; the LM head does not where it is tied"},
       {NANORUN_KEY(model, zero_attention_outputs), trains, any(),
@@ -49,10 +54,16 @@ std::vector<Key> topology_keys() {
   const Check layer = between(0, max_layers - 1), layer_or_none = between(-1, max_layers - 1);
   return {
       {NANORUN_KEY(model, tied_head), trains, any(),
-       "LM head and embedding start alike and are one parameter up to train.untie_step"},
+       "LM head and embedding start alike and are one parameter, all along or up to train.untie_step"},
       {NANORUN_KEY(model, residual), trains, any(),
-       "how blocks join the residual stream: unet (skips join the first half to the second), or scaled (learned "
-       "factors on stream and branch, and the additions that the keys below name)"},
+       "how blocks join the residual stream: unet (skips join the first half to the second), scaled (learned "
+       "factors on stream and branch, and the additions that the keys below name), or plain (x += attention(norm(x)), "
+       "x += mlp(norm(x)), and nothing else)"},
+      {NANORUN_KEY(model, embedding_norm), trains, any(),
+       "residual = \"plain\": whether the stream begins with the norm of the embedding, or with the embedding"},
+      {NANORUN_KEY(model, norm_gains), trains, any(), "residual = \"plain\": each norm of the stream is g * norm(x)"},
+      {NANORUN_KEY(model, biases), trains, any(), "residual = \"plain\": every linear layer of the blocks has a bias"},
+      {NANORUN_KEY(model, head_bias), trains, any(), "residual = \"plain\": so has the LM head, before the softcap"},
       {NANORUN_KEY(model, value_layers), trains, layer,
        "value_path = \"gated_embeddings\": layers, ascending, that take up a value embedding of their own"},
       {NANORUN_KEY(model, value_layers_gated_by_input), trains, layer,

@@ -16,8 +16,12 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, mlp_precision), trains, any(),
        "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3); "
        "the backward pass and validation take them unrounded"},
+      {NANORUN_KEY(train, warmup), trains, between(0, max_steps),
+       "first steps, in which learning rates rise linearly: step s has (s + 1) / warmup of them; 0: none"},
       {NANORUN_KEY(train, cooldown), trains, between(0, 1),
-       "last fraction of the scheduled steps, where learning rates fall linearly"},
+       "last fraction of the scheduled steps, where learning rates fall"},
+      {NANORUN_KEY(train, cooldown_shape), trains, any(),
+       "how they fall: linearly, or as the half of a cosine from its top to its bottom"},
       {NANORUN_KEY(train, final_lr_factor), trains, between(0, 1),
        "factor on the learning rates reached at the last scheduled step"},
       {NANORUN_KEY(train, extension_steps), trains, between(0, max_steps),
@@ -25,8 +29,8 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, loss), trains, any(),
        "what is differentiated of the losses of a sequence's tokens: their mean or their sum"},
       {NANORUN_KEY(train, untie_step), trains, between(-1, max_steps),
-       "model.tied_head: LM head and embedding are one parameter up to the update at this step; -1: they only start "
-       "alike"},
+       "model.tied_head: LM head and embedding are one parameter up to the update at this step; 0: all along; -1: they "
+       "only start alike"},
   };
 }
 
@@ -81,7 +85,10 @@ std::vector<Key> data_keys() {
        "go on where shards, a checkpoint or checkpoint.weights record different tokenizers"},
       {NANORUN_KEY(data, prefetch_steps), operates, between(1, 1024), "steps whose tokens are read ahead"},
       {NANORUN_KEY(data, packing), identifies, any(),
-       "what sequences are made of: consecutive tokens of the stream, or whole documents, the last one cut"},
+       "what sequences are made of: consecutive tokens of the stream (stream, rows), or whole documents, the last one "
+       "cut (documents); attention stays within a document, or with rows within data.row_length tokens"},
+      {NANORUN_KEY(data, row_length), trains, between(1, max_length),
+       "data.packing = \"rows\": tokens of a row; divides the length of every sequence"},
       {NANORUN_KEY(data, distinct_sequences), identifies, between(0, 1024),
        "for benchmark.sh --weak alone: a step takes so many sequences from the stream, and trains on each equally "
        "often, "
@@ -94,6 +101,10 @@ std::vector<Key> data_keys() {
 
 std::vector<Key> optimizer_keys() {
   return {
+      {NANORUN_KEY(optimizer, matrix_rule), trains, any(), "rule that updates the matrices of the blocks"},
+      {NANORUN_KEY(optimizer, decay_kind), trains, any(),
+       "weight decay where muon_decay or a group's decay asks for it: cautious, where the update has the sign of w, or "
+       "plain, everywhere: w -= lr decay w"},
       {NANORUN_KEY(optimizer, muon_lr), trains, at_least(0), "Muon: learning rate of the matrices of the blocks"},
       {NANORUN_KEY(optimizer, muon_momentum_first), trains, fraction_below_one(), "Muon: momentum at step 0"},
       {NANORUN_KEY(optimizer, muon_momentum_last), trains, fraction_below_one(), "Muon: momentum after the warm-up"},
@@ -103,12 +114,18 @@ std::vector<Key> optimizer_keys() {
        "Muon: last steps, in which the momentum falls linearly to muon_momentum_first; 0: none"},
       {NANORUN_KEY(optimizer, orthogonalisation), trains, any(),
        "Muon: iteration that orthogonalises updates: Newton-Schulz, or Polar Express"},
+      {NANORUN_KEY(optimizer, orthogonalisation_maps), trains, any(),
+       "in place of it: a, b, c of each step X = a X + (b A + c A^2) X with A = X X^T, one step after the other"},
+      {NANORUN_KEY(optimizer, orthogonalisation_steps), trains, between(0, 64),
+       "steps of the iteration: the first of its maps, or all of them and the last one again; 0: each map once"},
       {NANORUN_KEY(optimizer, muon_block_heads), trains, between(0, 1024),
        "Muon: attention heads of query and key matrices that are orthogonalised together; 0: all"},
       {NANORUN_KEY(optimizer, normuon_beta), trains, fraction_below_one(),
        "Muon: decay of the second moment of each row or column (NorMuon); 0: none is kept"},
       {NANORUN_KEY(optimizer, muon_decay), trains, at_least(0),
-       "Muon: cautious weight decay, w -= lr muon_lr muon_decay w where the update has the sign of w"},
+       "Muon: weight decay, w -= lr muon_lr muon_decay w where the update has the sign of w, or with plain decay w -= "
+       "lr "
+       "muon_decay w, where lr lacks the factor of the matrix's shape"},
       {NANORUN_KEY(optimizer, muon_truncates), trains, any(),
        "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
       {NANORUN_KEY(optimizer, adam_epsilon_hat), trains, any(),
@@ -123,9 +140,12 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, adam_moments), trains, any(),
        "Adam: format in which it keeps its moments; bf16: rounded after each update, which itself takes them "
        "unrounded"},
+      {NANORUN_KEY(optimizer, lr_matrix), trains, at_least(0),
+       "Adam: learning rate of the matrices of the blocks, with matrix_rule = \"adam\""},
       {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},
       {NANORUN_KEY(optimizer, lr_head), trains, at_least(0), "Adam: learning rate of the LM head"},
-      {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0), "Adam: learning rate of the blocks' scalar weights"},
+      {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0),
+       "Adam: learning rate of learned scalars, biases and gains"},
       {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
   };
 }
@@ -139,7 +159,8 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, beta1), trains, fraction_below_one(), "Adam: decay of the first moment"},
       {NANORUN_ROW_KEY(group, beta2), trains, fraction_below_one(), "Adam: decay of the second moment"},
       {NANORUN_ROW_KEY(group, decay), trains, at_least(0),
-       "Adam: cautious weight decay, w -= lr^2 decay w where the update has the sign of w"},
+       "Adam: weight decay, w -= lr^2 decay w where the update has the sign of w, or w -= lr decay w "
+       "(optimizer.decay_kind)"},
       {NANORUN_ROW_KEY(group, master), trains, any(),
        "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),

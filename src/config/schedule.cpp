@@ -122,15 +122,27 @@ std::optional<double> loss_weights(const Config& config, long step) {
   return sum;
 }
 
-double lr_factor(const Config& config, long step) {
+namespace {
+
+/// Factor of the stage and of the cooldown.
+double cooled_factor(const Config& config, long step) {
   const TrainConfig& train = config.train;
   const double factor = config.stage.empty() ? 1 : config.stage[stage_of(config, step)].lr_factor;
   const auto steps = static_cast<double>(scheduled_steps(train));
   double cooldown = train.cooldown * steps;
   if (!config.stage.empty()) cooldown = steps - std::floor(steps * (1 - train.cooldown));
-  const double left = std::max(0.0, steps - static_cast<double>(step)) / cooldown;
+  double left = std::max(0.0, steps - static_cast<double>(step)) / cooldown;
   if (!(left < 1)) return factor;
+  if (train.cooldown_shape == CooldownShape::cosine) left = 0.5 * (1 - std::cos(std::numbers::pi * left));
   return factor * left + (1 - left) * train.final_lr_factor;
+}
+
+}  // namespace
+
+double lr_factor(const Config& config, long step) {
+  const double factor = cooled_factor(config, step);
+  if (step + 1 >= config.train.warmup) return factor;
+  return factor * static_cast<double>(step + 1) / config.train.warmup;
 }
 
 double muon_momentum(const Config& config, long step) {

@@ -54,8 +54,9 @@ Targets targets_at(const Config& config, long step);
 std::optional<double> loss_weights(const Config& config, long step);
 
 /// Factor on every learning rate. It is the stage's factor until the cooldown: over the last fraction `cooldown` of the
-/// scheduled steps it moves linearly to final_lr_factor, which it keeps in the extension. With stages the cooldown
-/// begins at a whole step.
+/// scheduled steps it moves to final_lr_factor, linearly or by half a cosine, and keeps that in the extension. With
+/// stages the cooldown begins at a whole step. In the first `warmup` steps all that is multiplied by (step + 1) /
+/// warmup.
 double lr_factor(const Config& config, long step);
 
 /// Muon's momentum: linear from first to last over the first muon_momentum_steps steps, and back over the last

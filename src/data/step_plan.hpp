@@ -16,7 +16,8 @@ struct StepShape {
   int longest_document = 0;  ///< Packing::documents: documents are cut after so many tokens; 0: never
 };
 
-/// The shapes of all steps of a stream, and whether sequences are cut from it or packed with whole documents.
+/// The shapes of all steps of a stream, and whether sequences are cut from it (Packing::stream, rows) or packed with
+/// whole documents.
 class StepPlan {
  public:
   /// Consecutive steps of one shape: from step `first` up to the first step of the next part.
@@ -43,8 +44,9 @@ class StepPlan {
   /// Number of steps, beginning with `step`, for which `tokens` tokens suffice if a step of part i advances by
   /// taken[i].
   std::uint64_t steps_in(std::uint64_t tokens, long step, std::span<const std::uint64_t> taken) const;
-  /// Tokens that a step reads beyond those by which it advances: with Packing::stream the target of the last token.
-  std::uint64_t tokens_behind() const { return packing_ == Packing::stream ? 1 : 0; }
+  /// Tokens that a step reads beyond those by which it advances: the target of the last token, unless documents are
+  /// packed.
+  std::uint64_t tokens_behind() const { return packing_ == Packing::documents ? 0 : 1; }
 
  private:
   Packing packing_;

@@ -51,7 +51,7 @@ Cursor TokenStream::next_shard(Cursor cursor, long step) const {
   if (!complete_)
     throw Error(ExitCode::internal, fmt::format("no shard after {} has been opened", shards_.back().path));
   if (end_ == EndOfData::wrap) return {0, 0, cursor.epoch + 1};
-  const std::string held = plan_.packing() == Packing::stream
+  const std::string held = plan_.packing() != Packing::documents
                                ? fmt::format("the shards hold {} steps", steps())
                                : fmt::format("its documents do not fill step {}", step + 1);
   throw Error(

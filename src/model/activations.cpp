@@ -71,6 +71,8 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
     input.bigram = stream();
     input.first = stream();
   }
+  if (model.residual == Residual::plain && model.embedding_norm) input.first = stream();
+  if (model.norm_gains) gained = stream();
   if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
   if (plan.back().enters_last_mix) x_last = stream();
   final_norm = take_norm<T>(model.width, length, allocator);
@@ -101,6 +103,7 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
   for (const BlockPlan& plan : this->plan) {
     BlockActivations<T>& saved = block.emplace_back();
     if (plan.output == OutputBuffer::own) saved.x_out = take_matrix<T>(allocator, length, model.width);
+    if (plan.output == OutputBuffer::of_input) saved.x_out = layer_input(0);
     if (plan.attends) {
       const bool owns_norm = plan.norm_owner == plan.layer;
       saved.attention.norm =
@@ -120,7 +123,7 @@ template <class T>
 void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, WorkspaceAllocator& allocator) {
   const auto stream = [&] { return take_matrix<T>(allocator, length, model.width); };
   BlockActivations<T> shared;
-  shared.x_out = stream();
+  shared.x_out = plan[0].output == OutputBuffer::of_input ? layer_input(0) : stream();
   shared.mlp.norm = take_norm<T>(model.width, length, allocator);
   shared.mlp.h = take_matrix<T>(allocator, length, model.mlp_ratio * model.width);
   const std::size_t before = allocator.used();
@@ -150,7 +153,7 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
 /// Streams inside a block that a mix reads or makes.
 template <class T>
 void Activations<T>::allocate_branch_outputs(const ModelConfig& model, int layer, WorkspaceAllocator& allocator) {
-  if (model.residual == Residual::unet) return;
+  if (model.residual != Residual::scaled) return;
   const BlockPlan& plan = this->plan[layer];
   BlockActivations<T>& saved = block[layer];
   const auto stream = [&] { return take_matrix<T>(allocator, length, model.width); };
@@ -191,7 +194,7 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   if (!training()) return scratch.used();
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = stream();
-  d_x0 = stream();
+  d_x0 = model.residual == Residual::plain ? d_x : stream();
   if (model.residual == Residual::scaled) {
     d_branch_out = d_smeared = stream();
     d_branch_factor = take_vector<acc_t<T>>(scratch, 1);

@@ -67,7 +67,7 @@ struct MlpActivations {
   kernels::Mat<T> h;        ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
 
-/// Saved by one block. With Residual::unet the stream is updated in place, and x_out alone has a buffer.
+/// Saved by one block. With Residual::unet and plain the stream is updated in place, and x_out alone has a buffer.
 template <class T>
 struct BlockActivations {
   AttentionActivations<T> attention;
@@ -84,10 +84,10 @@ struct BlockActivations {
 template <class T>
 struct InputActivations {
   kernels::Mat<T> embedding;                  ///< rows of the embedding, where smear follows [T, d]
-  kernels::Mat<T> x0;                         ///< normed embedding [T, d]
+  kernels::Mat<T> x0;                         ///< embedding, normed unless embedding_norm = false [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd0;      ///< rstd of x0 [T]
   kernels::Mat<T> bigram;                     ///< signed rows of the bigram table [T, d]
-  kernels::Mat<T> first;                      ///< input of layer 0, where it is not x0 [T, d]
+  kernels::Mat<T> first;                      ///< input of layer 0, where it has not the buffer of x0 [T, d]
   kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
 };
 
@@ -109,6 +109,7 @@ struct Activations {
   kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
   kernels::Mat<T> x_last;   ///< last mix, which the last block's output enters [T, d]
   NormActivations<T> final_norm;
+  kernels::Mat<T> gained;  ///< scratch, with norm_gains: a norm times its gain, for the layer that reads it [T, d]
   kernels::Mat<T> value_source;  ///< what a layer's values take up beside their projection [T, d]
   kernels::Mat<T> heads_out;     ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]
   kernels::Mat<T> mlp_sum;       ///< output of the MLP in FP8, before it is added to the stream; in training [T, d]
@@ -130,7 +131,7 @@ struct Activations {
   // them. They lie in the workspace, behind the part that attention and the MLP take.
   kernels::Mat<kernels::acc_t<T>> d_q;              ///< gradient of the queries that attention reads [T, d]
   kernels::Mat<T> d_x;                              ///< gradient of the residual stream [T, d]
-  kernels::Mat<T> d_x0;                             ///< [T, d]
+  kernels::Mat<T> d_x0;                             ///< [T, d]; of a plain stream d_x, the stream begins with x0
   kernels::Mat<T> d_branch_out;                     ///< without leaves_factors: gradient of a branch's output [T, d]
   kernels::Mat<T> d_smeared;                        ///< gradient of the smeared embedding, in d_branch_out [T, d]
   kernels::Vec<kernels::acc_t<T>> d_branch_factor;  ///< with leaves_factors: the factor of BranchGradient [1]

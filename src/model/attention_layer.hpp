@@ -7,7 +7,9 @@
 #include "src/model/activations.hpp"
 #include "src/model/attention_heads.hpp"
 #include "src/model/attention_values.hpp"
+#include "src/model/biases.hpp"
 #include "src/model/feed.hpp"
+#include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 
 namespace nanorun {
@@ -17,7 +19,13 @@ class AttentionLayer {
  public:
   AttentionLayer(const Config& config, const Parameters<T>& parameters, const AttentionHeads<T>& heads,
                  const AttentionValues<T>& values)
-      : config_(config), model_(config.model), parameters_(parameters), heads_(heads), values_(values) {}
+      : config_(config),
+        model_(config.model),
+        parameters_(parameters),
+        gains_(config.model, parameters),
+        biases_(config.model, parameters),
+        heads_(heads),
+        values_(values) {}
 
   /// out [T, d] = or += attention of the norm that the layer reads [T, d].
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
@@ -38,6 +46,8 @@ class AttentionLayer {
   const Config& config_;
   const ModelConfig& model_;
   const Parameters<T>& parameters_;
+  NormGains<T> gains_;
+  Biases<T> biases_;
   const AttentionHeads<T>& heads_;
   const AttentionValues<T>& values_;
 };

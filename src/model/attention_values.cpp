@@ -58,6 +58,7 @@ ops::ValueResidual<T> AttentionValues<T>::residual(const Activations<T>& a, cons
   const BlockPlan& plan = a.plan[layer];
   ops::ValueResidual<T> residual;
   residual.in_place = !plan.takes_up_values;
+  if (!plan.scales_values && !plan.mixes_values) return residual;
   if (plan.scales_values) {
     residual.lambda = parameters_.scalars(block_name(layer, "attention_factors")).data;
     residual.unit_source = true;
@@ -80,6 +81,7 @@ template <class T>
 ops::ValueResidualGradients<T> AttentionValues<T>::residual_gradients(const Activations<T>& a, int layer) const {
   const BlockPlan& plan = a.plan[layer];
   ops::ValueResidualGradients<T> d;
+  if (!plan.scales_values && !plan.mixes_values) return d;
   if (plan.scales_values) {
     d.d_lambda = parameters_.d_scalars(block_name(layer, "attention_factors")).data;
     return d;

@@ -82,6 +82,7 @@ void plan_values(BlockPlan& plan, const ModelConfig& config) {
   if (!plan.attends) return;
   plan.value_table = value_table_of(config, plan.layer);
   const bool has_table = plan.value_table >= 0;
+  plan.mixes_values = config.residual == Residual::unet;
   plan.scales_values = config.residual == Residual::scaled;
   plan.takes_up_first_values = config.value_path == ValuePath::first;
   plan.lends_values = plan.takes_up_first_values && plan.layer == 0;
@@ -103,7 +104,7 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   const bool training = mode == Mode::training;
   const bool scaled = config.residual == Residual::scaled;
   plan.mudd = is_mudd_layer(config, layer);
-  plan.mixes_input = !scaled || layer == config.skip_to || plan.mudd;
+  plan.mixes_input = config.residual == Residual::unet || layer == config.skip_to || plan.mudd;
   plan.input_is_tapped = is_tapped(config, layer);
   plan.input_is_norm = training && !is_input_kept(config, layer);
   plan.adds_injections = has_injections(config, layer);
@@ -111,7 +112,9 @@ void plan_streams(BlockPlan& plan, const ModelConfig& config, Mode mode) {
   plan.attention_is_implied = plan.adds_injections;
   plan.mlp_is_implied = !plan.mudd && is_normed_by_mix_below(config, layer + 1);
   plan.norms_next = training && is_normed_by_mix_below(config, layer + 1);
-  if (training) {
+  if (config.residual == Residual::plain) {
+    plan.output = OutputBuffer::of_input;
+  } else if (training) {
     plan.output = is_input_kept(config, layer + 1) ? OutputBuffer::own : OutputBuffer::none;
   } else {
     plan.output = is_tapped(config, layer + 1) ? OutputBuffer::own : OutputBuffer::of_all_blocks;

@@ -24,6 +24,7 @@ enum class NormMaker {
 /// Where the stream behind a block lies.
 enum class OutputBuffer {
   own,
+  of_input,       ///< in that of the block's input: a plain stream, which all blocks update in place
   of_all_blocks,  ///< in one buffer for all blocks
   none,           ///< nowhere: all its readers take the norm that the next layer's attention reads
 };
@@ -75,6 +76,7 @@ struct BlockPlan {
   bool heads_have_net = false;      ///< a coefficient net gives XSA's shares and the gates; else learned weights do
 
   // Values.
+  bool mixes_values = false;           ///< U-net: its values have factors of their own (value_mix)
   bool scales_values = false;          ///< its values and attention's output have factors (attention_factors)
   bool takes_up_values = false;        ///< its values are mixed with layer 0's or with a value embedding
   bool takes_up_first_values = false;  ///< its values are mixed with layer 0's

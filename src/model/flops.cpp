@@ -17,16 +17,17 @@ double Flops::per_sequence_6nd(long step) const { return 6 * weights_ * length_a
 
 double Flops::per_sequence(long step) const {
   const double tokens = length_at(config_, step);
+  const double sequence = config_.data.packing == Packing::rows ? config_.data.row_length : tokens;
   const Windows windows = windows_at(config_, step);
   double attention = 0;
   for (const BlockPlan& plan : blocks_) {
     if (!plan.attends) continue;
     // Paired heads are half as many, of twice the rows.
     const int pairing = plan.pairs_heads ? 2 : 1;
-    const double rows = pairing * tokens;
+    const double rows = pairing * sequence;
     const double reach =
         std::min<double>(rows, is_long_layer(config_.window, plan.layer) ? windows.long_tokens : windows.short_tokens);
-    const double pairs = reach * (rows - reach / 2);
+    const double pairs = reach * (rows - reach / 2) * (tokens / sequence);
     attention += 14 * pairs * config_.model.width / pairing;  // 2 GEMMs forward, 5 backward
   }
   return per_sequence_6nd(step) + attention;

@@ -23,7 +23,7 @@ void InputLayer<T>::forward(Stream stream, const Activations<T>& a, const Device
     ops::smear_forward<T>(stream, saved.x0, saved.embedding, elements(parameters_.scalars("smear_gate")),
                           parameters_.scalars("smear_factor").data);
   }
-  ops::rms_norm_forward<T>(stream, saved.x0, saved.rstd0, saved.x0, model_.norm_eps);
+  if (model_.embedding_norm) ops::rms_norm_forward<T>(stream, saved.x0, saved.rstd0, saved.x0, model_.norm_eps);
   if (saved.skip_gate) {
     ops::attention_gate_forward<T>(stream, saved.skip_gate, skip_gate_inputs(a), parameters_.scalars("skip_gate"));
   }
@@ -44,9 +44,12 @@ void InputLayer<T>::backward(Stream stream, const Activations<T>& a, const Devic
                                     a.d_skip_gate, saved.skip_gate, skip_gate_inputs(a),
                                     parameters_.scalars("skip_gate"));
   }
-  // The norm alone reads what it reads.
-  ops::rms_norm_backward<T>(stream, model_.smear ? a.d_smeared : a.d_embedding, saved.x0, saved.rstd0, a.d_x0,
-                            kernels::Output::overwrite);
+  if (model_.embedding_norm) {  // which alone reads what it reads
+    ops::rms_norm_backward<T>(stream, model_.smear ? a.d_smeared : a.d_embedding, saved.x0, saved.rstd0, a.d_x0,
+                              kernels::Output::overwrite);
+  } else {
+    ops::round_to<T, T>(stream, elements(a.d_embedding), elements(a.d_x0));
+  }
   if (model_.smear) {
     ops::smear_backward<T>(stream, a.d_embedding, elements(parameters_.d_scalars("smear_gate")),
                            parameters_.d_scalars("smear_factor").data, a.d_smeared, saved.embedding,

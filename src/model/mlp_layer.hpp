@@ -1,12 +1,14 @@
 #pragma once
-// MLP of one layer: hidden units h = relu(W_in n)², output W_out h. With train.mlp_precision = "fp8" training sequences
-// round the operands of both products to e4m3. The backward pass takes the operands, and h of the forward pass,
-// unrounded.
+// MLP of one layer: hidden units h = relu(W_in n)², output W_out h, each with a bias under model.biases. With
+// train.mlp_precision = "fp8" training sequences round the operands of both products to e4m3. The backward pass takes
+// the operands, and h of the forward pass, unrounded.
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
 #include "src/model/activations.hpp"
+#include "src/model/biases.hpp"
 #include "src/model/mlp_scales.hpp"
+#include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 
 namespace nanorun {
@@ -15,7 +17,11 @@ template <class T>
 class MlpLayer {
  public:
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
-      : config_(config), parameters_(parameters), scales_(scales) {}
+      : config_(config),
+        parameters_(parameters),
+        gains_(config.model, parameters),
+        biases_(config.model, parameters),
+        scales_(scales) {}
 
   /// In FP8, finds the largest magnitudes of the layer's weights, and at once of the later layers whose weights travel
   /// in the same buckets. Called in each forward pass before forward(), once these weights are there.
@@ -39,6 +45,8 @@ class MlpLayer {
 
   const Config& config_;
   const Parameters<T>& parameters_;
+  NormGains<T> gains_;
+  Biases<T> biases_;
   MlpScales<T>& scales_;
 };
 

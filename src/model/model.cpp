@@ -91,9 +91,11 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     Region region(trace, Phase::head);
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::lm_head_loss_backward<T>(stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
-                                  kernels::accumulate_if(accumulate.others), a.final_norm.n, parameters_.weight("head"),
-                                  sequence.targets, lm_head_options(step), a.workspace);
+    ops::lm_head_loss_backward<T>(
+        stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
+        kernels::accumulate_if(accumulate.others), gains_.forward(stream_, a, a.final_norm.n, "final_gain"),
+        parameters_.weight("head"), sequence.targets, lm_head_options(step), a.workspace, lm_head_bias(),
+        config_.model.head_bias ? parameters_.d_vector("head_bias") : kernels::Vec<Gradient>());
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
@@ -106,16 +108,21 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
   if (hooks.enter) hooks.enter(-1);
   input_.forward(stream_, a, feed.sequence);
   coefficients_.forward(stream_, a.coefficients, reads_x0, a.input.x0);
-  if (a.input.first) ops::mix_forward<T>(stream_, a.input.first, mixes_.first(a));
+  first_input_forward(a);
   for (const BlockPlan& plan : a.plan) {
     if (hooks.enter) hooks.enter(plan.layer);
     const NamedRange range(layer_range(plan.layer));
     mlp_.measure_weights(a, plan.layer);
     coefficients_.forward(stream_, a.coefficients, plan.layer, a.layer_input(plan.layer));
-    if (config_.model.residual == Residual::unet) {
-      unet_block_forward(a, feed, plan);
-    } else {
-      scaled_block_forward(a, feed, plan);
+    switch (config_.model.residual) {
+      case Residual::unet:
+        unet_block_forward(a, feed, plan);
+        break;
+      case Residual::scaled:
+        scaled_block_forward(a, feed, plan);
+        break;
+      case Residual::plain:
+        plain_block_forward(a, feed, plan);
     }
   }
   final_norm_forward(a);
@@ -124,14 +131,16 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
 /// From a.d_final_norm, the gradient of the final norm.
 template <class T>
 void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks) {
-  const bool unet = config_.model.residual == Residual::unet;
+  const Residual residual = config_.model.residual;
   clear_gradients(a);
   final_norm_backward(a);
   ops::ScaledGradient<T> d_stream;
   for (int layer = config_.model.layers - 1; layer >= 0; --layer) {
     const NamedRange range(layer_range(layer));
-    if (unet) {
+    if (residual == Residual::unet) {
       unet_block_backward(a, feed, d_matrices, a.plan[layer]);
+    } else if (residual == Residual::plain) {
+      plain_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else {
       d_stream = scaled_block_backward(a, feed, d_matrices, d_stream, a.plan[layer]);
       injections_backward(a, a.plan[layer].injections);
@@ -140,14 +149,23 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
     values_.backward_table(stream_, a, feed.sequence, layer);
     if (hooks.leave) hooks.leave(layer);
   }
-  if (unet) {
-    ops::add<T>(stream_, a.d_x0, a.d_x);
-  } else {
-    injections_backward(a, last_injections(a.plan));
-  }
+  if (residual == Residual::unet) ops::add<T>(stream_, a.d_x0, a.d_x);
+  if (residual == Residual::scaled) injections_backward(a, last_injections(a.plan));
+  if (config_.model.embedding_norm) gains_.backward(stream_, a.d_x0, a.input.x0, "embedding_gain");
   coefficients_.backward(stream_, a.coefficients, reads_x0, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
   if (hooks.leave) hooks.leave(-1);
+}
+
+/// Makes the input of layer 0, where it is not x0.
+template <class T>
+void Model<T>::first_input_forward(Activations<T>& a) {
+  if (!a.input.first) return;
+  if (config_.model.norm_gains) {
+    ops::gain_forward<T>(stream_, a.input.first, a.input.x0, parameters_.vector("embedding_gain"));
+  } else {
+    ops::mix_forward<T>(stream_, a.input.first, mixes_.first(a));
+  }
 }
 
 /// x = mix(x, skip, x0),  x += attention(norm(x)),  x += mlp(norm(x)), in place. The mix makes the first norm.
@@ -180,6 +198,31 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
   ops::MixBackward<T> d = d_before(a, plan);
   d.norm = d_norm;
   ops::mix_backward<T>(stream_, d, mixes_.before(a, layer));
+}
+
+/// x += attention(norm(x)),  x += mlp(norm(x)), in place.
+template <class T>
+void Model<T>::plain_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan) {
+  const int layer = plan.layer;
+  const BlockActivations<T>& block = a.block[layer];
+  if (plan.attends) {
+    norm(block.attention.norm, block.x_out);
+    attention_.forward(stream_, a, feed, block.x_out, Output::accumulate, layer);
+  }
+  norm(block.mlp.norm, block.x_out, mlp_.largest_n(a, layer));
+  mlp_.forward(stream_, a, block.x_out, Output::accumulate, layer);
+}
+
+/// a.d_x: gradient of the block's output; then of its input.
+template <class T>
+void Model<T>::plain_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan) {
+  const int layer = plan.layer;
+  const BlockActivations<T>& block = a.block[layer];
+  mlp_.backward(stream_, a, {a.d_x}, d_matrices, layer);
+  norm_backward(a.d_x, Output::accumulate, through(block.mlp.norm, a.d_mlp_norm));
+  if (!plan.attends) return;
+  attention_.backward(stream_, a, feed, {a.d_x}, d_matrices, layer);
+  norm_backward(a.d_x, Output::accumulate, through(block.attention.norm, block.attention.d_norm));
 }
 
 /// x = mix(x, skip or streams of MUDD),  x = mix(x, attention(norm(x)), x0, bigram),  x = mix(x, mlp(norm(x))). Each x
@@ -247,6 +290,7 @@ void Model<T>::final_norm_forward(Activations<T>& a) {
 template <class T>
 void Model<T>::final_norm_backward(Activations<T>& a) {
   const int layers = config_.model.layers;
+  gains_.backward(stream_, a.d_final_norm, a.final_norm.n, "final_gain");
   ops::NormGradient<T> d_norm = through(a.final_norm, a.d_final_norm);
   if (a.plan.back().enters_last_mix) {
     d_norm.is_only_path = true;

@@ -21,6 +21,7 @@
 #include "src/model/input_layer.hpp"
 #include "src/model/mlp_layer.hpp"
 #include "src/model/mlp_scales.hpp"
+#include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 #include "src/model/rotary_table.hpp"
 #include "src/model/stream_mixes.hpp"
@@ -87,15 +88,20 @@ class Model {
   Activations<T>& training_for(const DeviceSequence& sequence);
   kernels::LmHeadOptions lm_head_options(long step) const;
   kernels::LmHeadOptions evaluation_lm_head_options() const;
+  kernels::Mat<const T> lm_head_input() const;
+  kernels::Vec<const Gradient> lm_head_bias() const;
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
   void backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const LayerHooks& hooks);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
+  void plain_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
+  void plain_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   ops::ScaledGradient<T> scaled_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices,
                                                const ops::ScaledGradient<T>& d_out, const BlockPlan& plan);
+  void first_input_forward(Activations<T>& a);
   void final_norm_forward(Activations<T>& a);
   void final_norm_backward(Activations<T>& a);
   void injections_backward(Activations<T>& a, const InjectionSum& sum);
@@ -120,6 +126,7 @@ class Model {
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory
   Activations<T> validation_;
 
+  NormGains<T> gains_;
   ZeroBranches<T> zero_branches_;
   Coefficients<T> coefficients_;
   StreamMixes<T> mixes_;

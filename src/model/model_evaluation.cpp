@@ -41,11 +41,17 @@ DeviceSequence Model<T>::forward_evaluation(Trace& trace, const Sequence& sequen
   return fed;
 }
 
+/// What the LM head reads behind forward_evaluation() [validation.length, d].
+template <class T>
+Mat<const T> Model<T>::lm_head_input() const {
+  return gains_.forward(stream_, validation_, validation_.final_norm.n, "final_gain");
+}
+
 template <class T>
 double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
-  ops::lm_head_loss_forward<T>(stream_, loss_.device(), validation_.final_norm.n, parameters_.weight("head"),
-                               fed.targets, evaluation_lm_head_options(), validation_.workspace);
+  ops::lm_head_loss_forward<T>(stream_, loss_.device(), lm_head_input(), parameters_.weight("head"), fed.targets,
+                               evaluation_lm_head_options(), validation_.workspace, lm_head_bias());
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -56,8 +62,8 @@ template <class T>
 std::vector<double> Model<T>::token_losses(Trace& trace, const Sequence& sequence, long step) {
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
   const TensorArena<Gradient> losses(validation_.length, "the losses");
-  ops::lm_head_losses<T>(stream_, losses.span(), validation_.final_norm.n, parameters_.weight("head"), fed.targets,
-                         evaluation_lm_head_options(), validation_.workspace);
+  ops::lm_head_losses<T>(stream_, losses.span(), lm_head_input(), parameters_.weight("head"), fed.targets,
+                         evaluation_lm_head_options(), validation_.workspace, lm_head_bias());
   validation_uploader_.release(stream_);
   HostView<Gradient> host(losses.span());
   host.download(stream_);
@@ -72,8 +78,9 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   const int columns = padded_vocabulary(config_.model);
   const TensorArena<T> z(columns, "the logits");
   ops::fill<T>(stream_, z.span(), 0);
-  ops::linear_forward<T>(stream_, Mat<T>(z.data(), 1, columns), validation_.final_norm.n.row_block(last, 1),
+  ops::linear_forward<T>(stream_, Mat<T>(z.data(), 1, columns), lm_head_input().row_block(last, 1),
                          parameters_.weight("head"), kernels::Output::accumulate);
+  if (config_.model.head_bias) ops::add_bias<T>(stream_, Mat<T>(z.data(), 1, columns), lm_head_bias());
   std::vector<T> host(columns);
   ops::copy_to_host(stream_, host.data(), z.data(), columns * sizeof(T));
   ops::synchronize(stream_);

@@ -10,6 +10,7 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 using kernels::Stream;
 using kernels::Token;
@@ -73,6 +74,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       rotary_(config, max_sequence(config, mode_of(gradients)), compute),
       arena_(activation_bytes<T>(config, mode_of(gradients)), "the activations",
              "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute = \"mlp\""),
+      gains_(config.model, parameters_),
       zero_branches_(parameters_, weights),
       coefficients_(config.model, bind_gradients(table, gradients)),
       mixes_(config.model, parameters_, coefficients_),
@@ -134,6 +136,12 @@ template <class T>
 Activations<T>& Model<T>::training_for(const DeviceSequence& sequence) {
   const auto length = static_cast<int>(sequence.tokens.size());
   return *std::ranges::find(training_, length, &Activations<T>::length);
+}
+
+template <class T>
+kernels::Vec<const acc_t<T>> Model<T>::lm_head_bias() const {
+  if (!config_.model.head_bias) return {};
+  return parameters_.vector("head_bias");
 }
 
 template <class T>

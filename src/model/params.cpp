@@ -22,6 +22,12 @@ std::uint64_t fnv1a64(const std::string& text) {
   return hash;
 }
 
+/// How a tensor starts: Parameter::init and bound.
+struct Start {
+  Init init;
+  double bound;
+};
+
 }  // namespace
 
 std::string block_name(int layer, const char* tensor) { return fmt::format("block.{}.{}", layer, tensor); }
@@ -61,11 +67,9 @@ ParameterTable::ParameterTable(const ModelConfig& config, int nodes)
   add_fixed(config);
   tensor_size_ = size_;
   fixed_size_ = size_ - trained;
-  if (config.residual == Residual::unet) {
-    add_unet_scalars(config);
-  } else {
-    add_scaled_scalars(config);
-  }
+  if (config.residual == Residual::unet) add_unet_scalars(config);
+  if (config.residual == Residual::scaled) add_scaled_scalars(config);
+  if (config.residual == Residual::plain) add_plain_scalars(config);
   add_gate_scalars(config);
   add_net_scalars(config);
 }
@@ -74,25 +78,29 @@ ParameterTable::ParameterTable(const ModelConfig& config, int nodes)
 /// large transfers. The backward pass hides all transfers except the one of the first layers, which it completes last.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
-  const double in_bound = config.init_scale / std::sqrt(width);
-  const double hidden_bound = config.init_scale / std::sqrt(hidden);
-  const Init output_init = config.zero_outputs ? Init::zero : Init::uniform;
-  const Init attention_init = config.zero_attention_outputs ? output_init : Init::uniform;
+  const auto start = [&](int fan_in, double std) -> Start {
+    if (config.init_std > 0) return {Init::normal, std > 0 ? std : config.init_std};
+    return {Init::uniform, config.init_scale / std::sqrt(fan_in)};
+  };
+  const Start in = start(width, 0), zero{Init::zero, 0};
+  const bool zero_attention = config.zero_outputs && config.zero_attention_outputs;
+  const Start attention_out = zero_attention ? zero : start(width, config.init_std_outputs);
+  const Start mlp_out = config.zero_outputs ? zero : start(hidden, config.init_std_outputs);
 
   for (int group = layer_groups_ - 1; group >= 0; --group) {
     const int first = first_layer(group), last = first_layer(group + 1);
     for (int i = first; i < last; ++i) {
       if (!has_attention(config, i)) continue;
-      add(block_name(i, "qkv"), 3, width, width, Group::matrix, Init::uniform, in_bound);
-      add(block_name(i, "attention_out"), 1, width, width, Group::matrix, attention_init, in_bound);
+      add(block_name(i, "qkv"), 3, width, width, Group::matrix, in.init, in.bound);
+      add(block_name(i, "attention_out"), 1, width, width, Group::matrix, attention_out.init, attention_out.bound);
     }
     close_bucket(static_cast<std::size_t>(width) * width, first);
     for (int i = first; i < last; ++i) {
-      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, Init::uniform, in_bound);
+      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, in.init, in.bound);
     }
     close_bucket(static_cast<std::size_t>(hidden) * width, first);
     for (int i = first; i < last; ++i) {
-      add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, output_init, hidden_bound);
+      add(block_name(i, "mlp_out"), 1, width, hidden, Group::matrix, mlp_out.init, mlp_out.bound);
     }
     close_bucket(static_cast<std::size_t>(hidden) * width, first);
   }
@@ -182,6 +190,31 @@ void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
     add_scalar("smear_factor", 1, 1, {0});
     add_scalar("smear_gate", 1, gate_columns, {});
   }
+  close_bucket(1, -1);
+}
+
+/// Gains of the norms and biases of the linear layers.
+void ParameterTable::add_plain_scalars(const ModelConfig& config) {
+  const int width = config.width;
+  const auto add_gain = [&](const std::string& name) {
+    if (config.norm_gains) add_scalar(name, 1, width, std::vector<double>(width, 1));
+  };
+  const auto add_bias = [&](const std::string& name, int features) {
+    if (config.biases) add_scalar(name, 1, features, {});
+  };
+  if (config.embedding_norm) add_gain("embedding_gain");
+  for (int i = 0; i < config.layers; ++i) {
+    if (has_attention(config, i)) {
+      add_gain(block_name(i, "attention_gain"));
+      add_bias(block_name(i, "qkv_bias"), 3 * width);
+      add_bias(block_name(i, "attention_out_bias"), width);
+    }
+    add_gain(block_name(i, "mlp_gain"));
+    add_bias(block_name(i, "mlp_in_bias"), config.mlp_ratio * width);
+    add_bias(block_name(i, "mlp_out_bias"), width);
+  }
+  add_gain("final_gain");
+  if (config.head_bias) add_scalar("head_bias", 1, padded_vocabulary(config), {});
   close_bucket(1, -1);
 }
 

@@ -141,6 +141,7 @@ class ParameterTable {
   void add_fixed(const ModelConfig& config);
   void add_unet_scalars(const ModelConfig& config);
   void add_scaled_scalars(const ModelConfig& config);
+  void add_plain_scalars(const ModelConfig& config);
   void add_gate_scalars(const ModelConfig& config);
   void add_net_scalars(const ModelConfig& config);
   void close_bucket(std::size_t unit_size, int layer, Lookup lookup = Lookup::none);
@@ -218,6 +219,9 @@ struct Parameters {
   kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const { return gradients.tensor(name); }
   kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
   kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }
+  /// The elements of a tensor of learned scalars as one vector, such as a bias or a gain; and their gradients.
+  kernels::Vec<const kernels::acc_t<T>> vector(const std::string& name) const { return elements(scalars(name)); }
+  kernels::Vec<kernels::acc_t<T>> d_vector(const std::string& name) const { return elements(d_scalars(name)); }
   /// Element i of a tensor of learned scalars as a factor in a mix.
   ops::LearnedScalar<T> factor(const std::string& name, int i = 0) const;
   /// The sigmoid of element i of a tensor of learned scalars as a factor in a mix.

@@ -11,8 +11,9 @@ using kernels::Mat;
 template <class T>
 MixTerms<T> StreamMixes<T>::first(const Activations<T>& a) const {
   MixTerms<T> terms;
-  if (!a.input.bigram) return terms;
+  if (!a.input.first) return terms;
   terms.add(a.input.x0, {});
+  if (!a.input.bigram) return terms;
   add_injection(terms, a, 0, Injected::bigram);
   return terms;
 }

@@ -12,7 +12,7 @@ namespace {
 double group_lr(const OptimizerConfig& o, Group group) {
   switch (group) {
     case Group::matrix:
-      return o.muon_lr;
+      return o.matrix_rule == MatrixRule::muon ? o.muon_lr : o.lr_matrix;
     case Group::embedding:
       return o.lr_embedding;
     case Group::lm_head:
@@ -28,10 +28,10 @@ double group_lr(const OptimizerConfig& o, Group group) {
 
 }  // namespace
 
-Rule rule_of(const Config&, Group group) {
+Rule rule_of(const Config& config, Group group) {
   switch (group) {
     case Group::matrix:
-      return Rule::muon;
+      return config.optimizer.matrix_rule == MatrixRule::muon ? Rule::muon : Rule::adam;
     case Group::fixed:
       return Rule::fixed;
     default:

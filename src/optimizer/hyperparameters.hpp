@@ -18,7 +18,7 @@ struct Hyperparameters {
   Rule rule = Rule::fixed;
   double lr = 0;
   double beta1 = 0, beta2 = 0;  ///< Adam's
-  double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay, in units of muon_lr
+  double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless RuleTraits::takes_formats
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
   bool operator==(const Hyperparameters&) const = default;

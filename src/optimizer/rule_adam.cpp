@@ -43,8 +43,8 @@ void AdamRule<T>::update_bucket(const UpdateContext& context, const OwnedBucket<
   if (rows_.has(owned.bucket)) return rows_.update(owned.bucket, step, context.squares);
   for (const Segment& segment : owned.segments) {
     kernels::AdamOptions options = adam_options(config_, segment.hyper, step);
-    // The backward pass overwrites the gradients of the LM head, and adds to all others.
-    options.clears_gradient = owned.bucket.group != Group::lm_head;
+    // The backward pass overwrites the gradients of the LM head and of matrices, and adds to all others.
+    options.clears_gradient = owned.bucket.accumulates() && owned.bucket.group != Group::lm_head;
     const auto part = [&](const auto& all) { return all.subspan(segment.first, segment.size); };
     const auto apply = [&]<class C, class W, class M>(std::span<C> weights, std::span<W> master, std::span<M> m) {
       ops::adam_update<C, W, M>(context.stream, part(master), part(weights), part(m),

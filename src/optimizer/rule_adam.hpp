@@ -1,6 +1,6 @@
 #pragma once
-// Adam on tables and learned scalars (kernels/optimizer/adam.hpp), with one launch for each Segment. Rows of lookup
-// tables may wait for their updates (deferred_rows.hpp).
+// Adam on tables, learned scalars and, where the deck asks for it, matrices (kernels/optimizer/adam.hpp), with one
+// launch for each Segment. Rows of lookup tables may wait for their updates (deferred_rows.hpp).
 
 #include "src/optimizer/deferred_rows.hpp"
 #include "src/optimizer/owned_bucket.hpp"

@@ -12,6 +12,11 @@ using kernels::MuonBatch;
 
 namespace {
 
+const kernels::PolarIteration& named_iteration(Orthogonalisation orthogonalisation) {
+  return orthogonalisation == Orthogonalisation::polar_express ? kernels::polar_express_iteration
+                                                               : kernels::newton_schulz_iteration;
+}
+
 /// Moves the batches that have the shape of the first, or its transpose, to `shape`.
 template <class T>
 void split_shape(std::vector<MuonBatch<T>>& batches, std::vector<MuonBatch<T>>& shape) {
@@ -25,6 +30,17 @@ void split_shape(std::vector<MuonBatch<T>>& batches, std::vector<MuonBatch<T>>& 
 }
 
 }  // namespace
+
+std::vector<kernels::PolarStep> polar_steps(const OptimizerConfig& optimizer) {
+  const std::span<const kernels::PolarStep> named = named_iteration(optimizer.orthogonalisation).steps;
+  std::vector<kernels::PolarStep> steps(named.begin(), named.end());
+  const std::vector<double>& maps = optimizer.orthogonalisation_maps;
+  if (!maps.empty()) steps.clear();
+  for (std::size_t i = 0; i + 2 < maps.size(); i += 3) steps.push_back({maps[i], maps[i + 1], maps[i + 2]});
+  const kernels::PolarStep last = steps.back();
+  if (optimizer.orthogonalisation_steps > 0) steps.resize(optimizer.orthogonalisation_steps, last);
+  return steps;
+}
 
 template <class T>
 RuleTraits MuonRule<T>::traits() {
@@ -76,7 +92,7 @@ double MuonRule<T>::work(const RankLoad& load) const {
       flops += blocks.count * (4 * narrow * narrow * wide + 2 * narrow * narrow * narrow);
     }
   }
-  return static_cast<double>(kernels::newton_schulz_iteration.steps.size()) * flops;
+  return static_cast<double>(polar_steps(config_.optimizer).size()) * flops;
 }
 
 template <class T>
@@ -89,12 +105,12 @@ void MuonRule<T>::update(const UpdateContext& context, std::span<const OwnedBuck
   batches_.clear();
   for (const OwnedBucket<T>* const owned : buckets) add_batches(*owned, step);
   const OptimizerConfig& o = config_.optimizer;
-  const bool express = o.orthogonalisation == Orthogonalisation::polar_express;
-  const kernels::MuonOptions options{
-      .iteration = express ? kernels::polar_express_iteration : kernels::newton_schulz_iteration,
-      .momentum = muon_momentum(config_, step),
-      .gradient_scale = 1.0 / config_.train.sequences,
-      .normuon_beta = o.normuon_beta};
+  const kernels::PolarIteration& named = named_iteration(o.orthogonalisation);
+  const kernels::PolarIteration iteration{named.norm_factor, named.eps, steps_};
+  const kernels::MuonOptions options{.iteration = iteration,
+                                     .momentum = muon_momentum(config_, step),
+                                     .gradient_scale = 1.0 / config_.train.sequences,
+                                     .normuon_beta = o.normuon_beta};
   Region region(context.trace, Phase::muon);
   while (!batches_.empty()) {
     split_shape(batches_, shape_);
@@ -108,10 +124,13 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
   const Bucket& bucket = owned.bucket;
   const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
   const double factor = lr_factor(config_, step);
+  const bool cautious = config_.optimizer.decay_kind == DecayKind::cautious;
   const bool normuon = config_.optimizer.normuon_beta > 0;
   std::size_t first = 0, first_moment = 0;
   for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
-    const double lr = blocks.hyper.lr * factor * shape_factor;
+    const double rate = blocks.hyper.lr * factor, lr = rate * shape_factor;
+    const double decay =
+        cautious ? lr * blocks.hyper.decay * config_.optimizer.muon_lr * factor : rate * blocks.hyper.decay;
     batches_.push_back({.count = blocks.count,
                         .rows = blocks.rows,
                         .cols = blocks.cols,
@@ -121,7 +140,8 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
                         .copy = owned.weights.data() + first,
                         .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
                         .lr = lr,
-                        .decay = lr * blocks.hyper.decay * config_.optimizer.muon_lr * factor,
+                        .decay = decay,
+                        .cautious = cautious,
                         .truncates = blocks.hyper.truncates});
     first += batches_.back().size();
     first_moment += blocks.second_moment_size();

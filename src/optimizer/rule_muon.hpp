@@ -11,11 +11,14 @@
 
 namespace nanorun {
 
+/// The steps of the iteration that orthogonalises updates, as the deck wants them.
+std::vector<kernels::PolarStep> polar_steps(const OptimizerConfig& optimizer);
+
 template <class T>
 class MuonRule final : public UpdateRule<T> {
  public:
   static RuleTraits traits();
-  MuonRule(const Config& config, kernels::Stream) : config_(config) {}
+  MuonRule(const Config& config, kernels::Stream) : config_(config), steps_(polar_steps(config.optimizer)) {}
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
   bool batches_shapes() const override { return true; }
@@ -31,6 +34,7 @@ class MuonRule final : public UpdateRule<T> {
   void add_batches(const OwnedBucket<T>& owned, long step);
 
   const Config& config_;
+  std::vector<kernels::PolarStep> steps_;
   std::map<std::size_t, std::vector<MuonBlocks>> blocks_;  ///< by OwnedBucket::index
   std::vector<kernels::MuonBatch<T>> batches_, shape_;     ///< matrices of an update, kept to reuse their memory
 };

@@ -24,7 +24,8 @@ TiedLmHead<T>::TiedLmHead(const Config& config, const ParameterTable& table, con
 
 template <class T>
 bool TiedLmHead<T>::tied(long step) const {
-  return config_.model.tied_head && step <= config_.train.untie_step;
+  const int untie_step = config_.train.untie_step;
+  return config_.model.tied_head && (untie_step == 0 || step <= untie_step);
 }
 
 template <class T>
@@ -38,7 +39,7 @@ void TiedLmHead<T>::copy_weights(kernels::Stream stream, long step) const {
     to.visit([&]<class E>(std::span<E> out) { ops::round_to<E, E>(stream, out, from.template as<E>()); });
   };
   copy(embedding_->master, lm_head_->master);
-  if (step == config_.train.untie_step) {
+  if (config_.train.untie_step > 0 && step == config_.train.untie_step) {
     for (std::size_t k = 0; k < lm_head_->state.size(); ++k) copy(embedding_->state[k], lm_head_->state[k]);
   }
   embedding_->round_weights(stream);

@@ -1,7 +1,7 @@
 #pragma once
-// model.tied_head: LM head and embedding are one parameter up to the update at step train.untie_step. Each always has
-// its own memory, with the same shape, and a rank owns the same rows of both. While they are tied, the LM head is
-// updated with the gradients of both, and the embedding becomes a copy of the LM head.
+// model.tied_head: LM head and embedding are one parameter, all along or up to the update at step train.untie_step.
+// Each always has its own memory, with the same shape, and a rank owns the same rows of both. While they are tied, the
+// LM head is updated with the gradients of both, and the embedding becomes a copy of the LM head.
 
 #include <vector>
 

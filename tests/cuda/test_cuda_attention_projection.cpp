@@ -16,11 +16,12 @@ constexpr double eps = 1.0 / 128;
 
 /// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, another tensor with factor 1,
 /// or a row of a table for each token.
-enum class Source { none, in_place, interpolated, itself, unit, table };
+/// `as_is`: v itself, in place, without a factor.
+enum class Source { none, in_place, as_is, interpolated, itself, unit, table };
 
 struct Shape {
   int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
-  bool paired = false, key_offset = false;
+  bool paired = false, key_offset = false, bias = false;
   int head_dim = 128;
 };
 
@@ -57,8 +58,9 @@ void compare(const Shape& s, Source source) {
   if (source == Source::itself) {
     host_residual.source = qkv.host().col_block(2 * width, width);
     device_residual.source = qkv.device().col_block(2 * width, width);
-  } else if (source == Source::in_place) {
+  } else if (source == Source::in_place || source == Source::as_is) {
     host_residual.in_place = device_residual.in_place = true;
+    if (source == Source::as_is) host_residual.lambda = device_residual.lambda = nullptr;
   } else if (source != Source::none) {
     host_residual.source = u.host();
     device_residual.source = u.device();
@@ -68,19 +70,22 @@ void compare(const Shape& s, Source source) {
     device_residual.index = tokens.device.data();
   }
 
+  Tensor<float> bias(1, 3 * width, 8);
+  const Vec<const float> host_bias = s.bias ? Vec<const float>(bias.host_flat()) : Vec<const float>();
+  const Vec<const float> device_bias = s.bias ? Vec<const float>(bias.device_flat()) : Vec<const float>();
   const auto mixed = [&](const auto& qkv, const auto& separate) {
-    return source == Source::in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
+    return host_residual.in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
   };
   portable::attention_projection_forward<float>({}, qkv.host(), mixed(qkv.host(), v_out.host()), rstd.host(), x.host(),
                                                 w.host(), {s.heads, cos.host(), sin.host(), s.paired, s.key_offset},
-                                                host_residual, eps);
+                                                host_residual, eps, host_bias);
   cuda::attention_projection_forward<bf16>(
       {}, qkv.device(), mixed(qkv.device(), v_out.device()), rstd.device(), x.device(), w.device(),
-      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_residual, eps);
+      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_residual, eps, device_bias);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
   if (s.key_offset) expect_still_dims_alone(qkv.host(), s.heads);
-  if (source != Source::in_place) v_out.expect_match("v_out", 1e-3);
+  if (!host_residual.in_place) v_out.expect_match("v_out", 1e-3);
   rstd.expect_match("rstd", 0, 1e-4);
 }
 
@@ -89,18 +94,21 @@ class CudaAttentionProjection : public testing::TestWithParam<Source> {};
 TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
   // Less than a tile, and more in both directions; with an odd number of heads the last tile of the values is half one.
-  for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
-                         Shape{.rows = 1, .in = 64, .heads = 2, .head_dim = 64},
-                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .head_dim = 64},
-                         // The halves of tiles are of q and k, of k and v.
-                         Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64},
-                         Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64},
-                         Shape{.rows = 300, .in = 576, .heads = 6, .paired = true, .head_dim = 64},
-                         Shape{.rows = 1, .in = 64, .heads = 2, .paired = true},
-                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true},
-                         Shape{.rows = 1, .in = 64, .heads = 1, .key_offset = true},
-                         Shape{.rows = 192, .in = 64, .heads = 2, .key_offset = true},
-                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true, .key_offset = true}}) {
+  for (const Shape& s :
+       {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
+        Shape{.rows = 1, .in = 64, .heads = 2, .head_dim = 64},
+        Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .head_dim = 64},
+        // The halves of tiles are of q and k, of k and v.
+        Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64},
+        Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64},
+        Shape{.rows = 300, .in = 576, .heads = 6, .paired = true, .head_dim = 64},
+        Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .bias = true},
+        Shape{.rows = 300, .in = 576, .heads = 5, .bias = true, .head_dim = 64},
+        Shape{.rows = 17, .in = 64, .heads = 2, .bias = true}, Shape{.rows = 1, .in = 64, .heads = 2, .paired = true},
+        Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true},
+        Shape{.rows = 1, .in = 64, .heads = 1, .key_offset = true},
+        Shape{.rows = 192, .in = 64, .heads = 2, .key_offset = true},
+        Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true, .key_offset = true}}) {
     compare(s, GetParam());
   }
 }
@@ -114,8 +122,8 @@ TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
-                         testing::Values(Source::none, Source::in_place, Source::interpolated, Source::itself,
-                                         Source::unit, Source::table));
+                         testing::Values(Source::none, Source::in_place, Source::as_is, Source::interpolated,
+                                         Source::itself, Source::unit, Source::table));
 
 TEST(CudaAttentionProjection, RefusesOtherWidths) {
   SKIP_WITHOUT_DEVICE();

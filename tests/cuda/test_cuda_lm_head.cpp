@@ -135,6 +135,46 @@ void expect_near(const Result& actual, const Result& expected, double norm) {
   EXPECT_LT(test::relative_error(actual.d_w, expected.d_w), norm);
 }
 
+/// Several chunks of rows, and more columns than a launch sums at a time.
+TEST(CudaHead, ABiasMatchesThePortableOne) {
+  SKIP_WITHOUT_DEVICE();
+  for (const auto& [length, vocabulary] : {std::pair{300, 104}, {17000, 128}, {64, 20000}}) {
+    SCOPED_TRACE(vocabulary);
+    constexpr int width = 64;
+    test::Tensor<bf16> x(length, width, 1), w(vocabulary, width, 2, {-0.25, 0.25});
+    test::Tensor<float> bias(1, vocabulary, 3), d_bias(1, vocabulary, 4);
+    const test::Tokens targets(length, vocabulary, 5);
+    const LmHeadOptions options{.softcap = 15, .loss_scale = 1};
+    const test::BlasStream stream;
+    const test::DeviceSum loss, loss_forward;
+    const std::size_t bytes = lm_head_workspace<bf16>(length, vocabulary, width, options.precision);
+    const test::DeviceVector<std::byte> scratch(bytes);
+    const auto d_x = test::Tensor<bf16>::poisoned(length, width);
+    const auto d_w = test::Tensor<float>::poisoned(vocabulary, width);
+    lm_head_loss_forward<bf16>(stream, loss_forward.data(), x.device(), w.device(), targets.device_span(), options,
+                               {scratch.data(), bytes}, bias.device_flat());
+    lm_head_loss_backward<bf16>(stream, loss.data(), d_x.device(), d_w.device(), Output::overwrite, x.device(),
+                                w.device(), targets.device_span(), options, {scratch.data(), bytes}, bias.device_flat(),
+                                d_bias.device_flat());
+
+    test::Vector<std::byte> memory(portable::lm_head_workspace<float>(length, vocabulary, width, options.precision) +
+                                   64);
+    const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    test::Vector<double> host_loss(1);
+    test::Vector<float> host_d_x(x.host().size()), host_d_w(w.host().size());
+    portable::lm_head_loss_backward<float>({}, host_loss.data(), Mat<float>(host_d_x.data(), length, width),
+                                           Mat<float>(host_d_w.data(), vocabulary, width), Output::overwrite, x.host(),
+                                           w.host(), targets.host, options, Workspace(memory).subspan(skip),
+                                           bias.host_flat(), d_bias.host_flat());
+    EXPECT_NEAR(loss.added(), host_loss[0], bf16_loss * host_loss[0]);
+    EXPECT_NEAR(loss_forward.added(), host_loss[0], bf16_loss * host_loss[0]);
+    const test::Vector<float> host_d_bias(d_bias.host_flat().begin(), d_bias.host_flat().end());
+    EXPECT_LT(test::relative_error(d_x.device_values(), host_d_x), bf16_norm);
+    EXPECT_LT(test::relative_error(d_w.device_values(), host_d_w), bf16_norm);
+    EXPECT_LT(test::relative_error(d_bias.device_values(), host_d_bias), bf16_norm);
+  }
+}
+
 TEST(CudaHead, WorkingPrecisionMatchesThePortableOne) {
   SKIP_WITHOUT_DEVICE();
   for (auto [length, vocabulary, width, pad] :

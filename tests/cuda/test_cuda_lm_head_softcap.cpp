@@ -20,6 +20,9 @@ constexpr LmHeadOptions further{.softcap = 23,
                                 .target_weights = {1, 0.5, 0.25},
                                 .targets = 3};
 
+constexpr LmHeadOptions isru{.softcap = 15, .kind = SoftcapKind::isru};
+constexpr LmHeadOptions uncapped{.kind = SoftcapKind::none};
+
 /// The logit of z as the precision has it.
 double logit(double z, const LmHeadOptions& o) {
   const double exact = softcap(z, o);
@@ -89,6 +92,8 @@ struct Problem {
 
 /// d logit / d z
 double derivative(double z, const LmHeadOptions& o) {
+  if (o.kind == SoftcapKind::none) return 1;
+  if (o.kind == SoftcapKind::isru) return std::pow(1 + z / o.softcap * z / o.softcap, -1.5);
   const double share = logit(z, o) / o.softcap;  // tanh, or a sigmoid
   return o.kind == SoftcapKind::tanh ? 1 - share * share : o.softcap / o.softcap_width * share * (1 - share);
 }
@@ -127,7 +132,7 @@ TEST(CudaHeadSoftcap, LossAndGradientOfEachRow) {
   for (const auto& [rows, cols] : {std::pair{1, 8}, {16, 16}, {304, 4112}, {144, 112 * 1008}}) {
     SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(cols) + " columns");
     Problem p(rows, cols);
-    for (const LmHeadOptions& options : {plain, further, rounded}) compare(p, options);
+    for (const LmHeadOptions& options : {plain, further, rounded, isru, uncapped}) compare(p, options);
   }
 }
 

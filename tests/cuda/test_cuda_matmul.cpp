@@ -153,6 +153,11 @@ TEST(CudaMatmul, Relu2) {
     portable::linear_relu2_forward<float>({}, h.host(), x.host(), w.host());
     h.expect_match("h", 1e-3, roundoff);
 
+    test::Tensor<float> bias(1, s.out, 6);
+    linear_relu2_forward<bf16>(stream, h.device(), x.device(), w.device(), bias.device_flat());
+    portable::linear_relu2_forward<float>({}, h.host(), x.host(), w.host(), bias.host_flat());
+    h.expect_match("h with a bias", 1e-3, roundoff);
+
     Activations d_out(s.rows, s.in, 3), w_next(s.in, s.out, 4), saved(s.rows, s.out, 5, {0, 4}, s.out + s.pad);
     auto d_z = Activations::poisoned(s.rows, s.out, s.out + s.pad);
     linear_relu2_backward<bf16>(stream, d_z.device(), d_out.device(), w_next.device(), saved.device());

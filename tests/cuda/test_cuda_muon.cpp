@@ -79,7 +79,7 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   round(X);
   for (float& value : X) value /= static_cast<float>(iteration.norm_factor * std::sqrt(squares) + iteration.eps);
   round(X);
-  for (const PolarIteration::Step& step : iteration.steps) {
+  for (const PolarStep& step : iteration.steps) {
     const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
     const Mat<float> X_mat(X.data(), n, m), A_mat(A.data(), n, n), B_mat(B.data(), n, n);
     portable::linear_forward<float>({}, A_mat, X_mat, X_mat);

@@ -82,10 +82,12 @@ void compare_apply(const Shapes& shapes, double decay) {
     MuonBatch<bf16>& batch = matrices.batches[i];
     batch.lr = 0.03 / static_cast<double>(1 + i);
     batch.decay = decay / static_cast<double>(1 + i % 3);
+    batch.cautious = i % 3 != 1;
     batch.truncates = i % 2 == static_cast<std::size_t>(decay > 0);
     const Vec<float> own_w(w.data() + at, batch.size()), own_x(x.data() + at, batch.size());
     if (decay > 0) {
-      portable::add_scaled_with_decay<float>({}, own_w, own_x, batch.lr, batch.decay, host_squares.data());
+      portable::add_scaled_with_decay<float>({}, own_w, own_x, batch.lr, batch.decay, host_squares.data(),
+                                             batch.cautious);
     } else {
       portable::add_scaled<float>({}, own_w, own_x, -batch.lr, host_squares.data());
     }

@@ -46,7 +46,7 @@ PLACEHOLDERS = {
 OTHER_BLOCKS = {("architecture.md", "kernels/device "), ("scaling.md", "step = ["), ("building.md", "nanorun: "),
                 ("building.md", "-from pathlib"), ("README.md", "step "), ("using.md", "outputs/quickstart/checkpoints/"), ("using.md", "#ifndef"),
                 ("running.md", "GPUs: mean"), ("records.md", "     seed"), ("file_formats.md", "{"),
-                ("pbs_flux.md", "#!/bin/bash"), ("benchmark_suites.md", "FOM "), ("benchmark_suites.md", "reference = ")}
+                ("pbs_flux.md", "#!/bin/bash"), ("plain_gpt.md", "x = E["), ("benchmark_suites.md", "FOM "), ("benchmark_suites.md", "reference = ")}
 SUBCOMMANDS = {"shard", "verify", "eval", "sample", "export", "import"}  # names of subcommands in a text
 # Code within text that begins like a command and is none: formats of files, and what Slurm prints.
 OTHER_CODE = {"nanorun token shard", "nanorun checkpoint", "nanorun trace", "srun: error: NODE: task N: Killed"}

@@ -23,10 +23,9 @@ DEFAULTS = {
     "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10,
             "reproducible": False},
     "model": {
-        "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4,
+        "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4, "init_scale": 1,
         "norm_eps": 0.0078125, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],
-        "rotary": "half_truncated", "rotary_base": 1024, "attention_scale": 0, "softcap": 15, "init_scale": 1,
-        "zero_outputs": True,
+        "rotary": "half_truncated", "rotary_base": 1024, "attention_scale": 0, "softcap": 15, "zero_outputs": True,
     },
     "head": {"precision": "auto", "scale_x": 2, "scale_w": 512, "scale_g": 524288, "scale_g_length": 49152},
     "window": {"kind": "block", "layers": "L", "first": 0, "last": 1728, "quantum": 128, "rounding": "ceil"},
@@ -43,20 +42,22 @@ DEFAULTS = {
 # Keys of later records, with the values at which they change nothing; reference89.py has the others.
 LATER = {
     "model": {
-        "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "zero_attention_outputs": True,
-        "init_embedding": 1, "init_value_embedding": 1, "tied_head": False, "residual": "unet", "value_layers": [],
-        "smear": False, "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": -1, "skip_to": -1,
-        "attention_source": -1, "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [],
-        "composed_layers": [], "composition_window": 112, "gate_nets": False, "gate_net_layer": 4,
-        "coefficient_width": 64, "mudd": False, "yarn": False, "rotary_frequencies": [],
-        "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1, "mudd_backout": 0.5, "skip_gate": False,
-        "value_layers_gated_by_input": [],
+        "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "zero_attention_outputs": True, "init_std": 0,
+        "init_std_outputs": 0, "init_embedding": 1, "init_value_embedding": 1, "tied_head": False, "residual": "unet",
+        "embedding_norm": True, "norm_gains": False, "biases": False, "head_bias": False, "value_layers": [],
+        "smear": False, "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": -1, "skip_to": -1, "attention_source": -1,
+        "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [], "composed_layers": [],
+        "composition_window": 112, "gate_nets": False, "gate_net_layer": 4, "coefficient_width": 64, "mudd": False,
+        "yarn": False, "rotary_frequencies": [], "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1,
+        "mudd_backout": 0.5, "skip_gate": False, "value_layers_gated_by_input": [],
     },
-    "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working"},
+    "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working", "warmup": 0,
+              "cooldown_shape": "linear"},
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
         "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,
-        "adam_master": "fp32", "adam_moments": "fp32",
+        "adam_master": "fp32", "adam_moments": "fp32", "matrix_rule": "muon", "decay_kind": "cautious",
+        "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "lr_matrix": 0.0006,
     },
 }
 BLOCK = 128  # tokens of an attention block; also the multiple to which the head's columns are padded

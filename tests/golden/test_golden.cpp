@@ -1,4 +1,5 @@
-// The whole model and optimizer against reference.py: same initial values, same tokens, 20 steps.
+// The whole model and optimizer against reference.py and reference_plain.py: same initial values, same tokens, 20
+// steps.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -134,6 +135,11 @@ TEST(Golden, Record13WithHeadsOf128) { compare("record13_wide"); }
 TEST(Golden, Record18WithHeadsOf128) { compare("record18_wide"); }
 TEST(Golden, Record20WithHeadsOf128) { compare("record20_wide"); }
 TEST(Golden, Record21WithHeadsOf128) { compare("record21_wide"); }
+TEST(Golden, PlainGptWithAdamW) { compare("plain"); }
+TEST(Golden, PlainGptWithMuon) { compare("plain_muon"); }
+TEST(Golden, PlainGptWithLittleElse) { compare("plain_bare"); }
+TEST(Golden, PlainGptWithAdamWAndHeadsOf128) { compare("plain_wide"); }
+TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 

@@ -58,6 +58,58 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
   EXPECT_EQ(decks, 7);
 }
 
+/// GPUs refuse heads other than 128.
+TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {
+  int decks = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(source_folder / "inputs" / "gpt2")) {
+    ++decks;
+    const std::string name = entry.path().stem().string();
+    const Config config = read_deck("gpt2/" + name);
+    EXPECT_EQ(config.run.name, "gpt2_" + name);
+    EXPECT_EQ(config.model.residual, Residual::plain);
+    for (const int ranks : {1, 2, 4, 8}) {
+      if (config.model.head_dim != 128 && !computes_in_fp32) {
+        EXPECT_NE(usage_error_of([&] { check_config(config, ranks); }).find("supports 128 only"), name.npos);
+        continue;
+      }
+      EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
+    }
+    const Config again = parse_deck(to_toml(config), "resolved.toml", {});
+    EXPECT_TRUE(deck_changes(to_toml(config), again).empty()) << name;
+    // The warm-up of all steps is followed by a cosine to the end.
+    const TrainConfig& train = config.train;
+    EXPECT_EQ(lr_factor(config, train.warmup - 1), 1) << name;
+    EXPECT_NEAR(lr_factor(config, train.warmup), 1, 1e-12) << name;
+    EXPECT_LT(lr_factor(config, train.warmup + train.steps / 100), 1) << name;
+    EXPECT_NEAR(lr_factor(config, train.warmup + (train.steps - train.warmup) / 2), (1 + train.final_lr_factor) / 2,
+                1e-4)
+        << name;
+    // Every matrix and table decays, gains and biases do not, and all have one rate.
+    const ParameterTable table(config.model);
+    EXPECT_TRUE(group_warnings(config, table).empty()) << name;
+    for (const Parameter& p : table.parameters()) {
+      const Hyperparameters hyper = hyperparameters(config, p);
+      EXPECT_EQ(hyper.rule, Rule::adam) << p.name;
+      EXPECT_EQ(hyper.lr, config.group[0].lr) << p.name;
+      EXPECT_EQ(hyper.beta2, config.group[0].beta2) << p.name;
+      EXPECT_EQ(hyper.decay, p.name.ends_with("_bias") || p.name.ends_with("_gain") ? 0 : 0.1) << p.name;
+    }
+  }
+  EXPECT_EQ(decks, 5);
+}
+
+TEST(Inputs, Gpt2Of124MillionIsThatOfLlmC) {
+  const Config config = read_deck("gpt2/124m");
+  EXPECT_EQ(step_tokens(config, 0), 524288);
+  EXPECT_EQ(config.train.steps, 18865);
+  EXPECT_NEAR(lr_factor(config, 0), 1.0 / 700, 1e-15);
+  // wte, and 12 blocks with biases and gains; llm.c has positions and biases of layer norms besides.
+  const ParameterTable table(config.model);
+  const std::size_t d = 768;
+  EXPECT_EQ(table.size() - table.find("embedding").size(), 50304 * d + 12 * (12 * d * d + 9 * d + 2 * d) + d);
+  EXPECT_NEAR(table.find("block.0.mlp_out").bound, 0.02 / std::sqrt(24), 1e-8);
+}
+
 TEST(Inputs, DecksResolveToThemselves) {
   for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record81", "record89"}) {
     const Config config = read_deck(name);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -17,6 +18,9 @@ constexpr LmHeadOptions fp8_options{
 
 constexpr LmHeadOptions sigmoid_options{
     .softcap = 23, .kind = SoftcapKind::sigmoid, .softcap_shift = 5, .softcap_width = 7.5};
+
+constexpr LmHeadOptions isru_options{.softcap = 15, .kind = SoftcapKind::isru};
+constexpr LmHeadOptions uncapped_options{.kind = SoftcapKind::none};
 
 /// x [length, width] in rows of `stride`; w [vocabulary, width].
 struct Problem {
@@ -185,6 +189,80 @@ TEST(Head, GradientsOfTheSigmoidMatchFiniteDifferences) {
   const auto loss = [&] { return options.loss_scale * forward<double>(p, options); };
   test::check_gradient("x", loss, p.x, result.d_x);
   test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+}
+
+TEST(Head, GradientsOfIsruAndOfNoSoftcapMatchFiniteDifferences) {
+  for (LmHeadOptions options : {isru_options, uncapped_options}) {
+    options.softcap = 2;
+    Problem p{.length = 5, .vocabulary = 37, .width = 7};
+    const Result result = backward<double>(p, options);
+    const auto loss = [&] { return forward<double>(p, options) / p.length; };
+    test::check_gradient("x", loss, p.x, result.d_x);
+    test::check_gradient("w", loss, p.w, result.d_w, 1e-7, 1e-5, 259);
+  }
+}
+
+/// Loss and gradient by softcap() and its slope, in chunks of rows, with several targets, and with logits whose
+/// exponential has no place in a float.
+TEST(Head, IsruAndNoSoftcapFollowTheDefinition) {
+  for (const LmHeadOptions& kind : {isru_options, uncapped_options}) {
+    for (const double size : {1.0, 60.0}) {
+      Problem p{.length = 300, .vocabulary = 101, .width = 12};
+      for (double& value : p.x) value *= size;
+      LmHeadOptions options = p.with_targets(kind);
+      options.prefix = {};
+      double loss = 0;
+      for (int t = 0; t < p.length; ++t) {
+        std::vector<double> logit(p.vocabulary);
+        for (int v = 0; v < p.vocabulary; ++v)
+          logit[v] = softcap(dot(&p.x[t * p.width], &p.w[v * p.width], p.width), options);
+        const double largest = *std::max_element(logit.begin(), logit.end());
+        double sum = 0;
+        for (const double l : logit) sum += std::exp(l - largest);
+        for (int k = 0; k < 3 && t + k < p.length; ++k)
+          loss += options.target_weights[k] * (std::log(sum) + largest - logit[p.targets[t + k]]);
+      }
+      EXPECT_NEAR(forward<double>(p, options), loss, 1e-12 * loss);
+      EXPECT_NEAR(forward<float>(p, options), loss, 2e-6 * loss);
+      const Result exact = backward<double>(p, options), single = backward<float>(p, options);
+      // Logits are sums in fp32 of `size` times the magnitude, and their rounding moves the softmax by as much.
+      expect_near(single, exact, 2e-6 * size);
+    }
+  }
+}
+
+/// A bias is a further column of w beside a column of ones of x.
+TEST(Head, ABiasIsAColumnOfTheWeights) {
+  constexpr int length = 300, vocabulary = 101, width = 12;
+  Problem with_ones{.length = length, .vocabulary = vocabulary, .width = width + 1};
+  for (int t = 0; t < length; ++t) with_ones.x[t * (width + 1) + width] = 1;
+  test::Vector<double> x, w, bias;
+  for (int t = 0; t < length; ++t)
+    x.insert(x.end(), &with_ones.x[t * (width + 1)], &with_ones.x[t * (width + 1) + width]);
+  for (int v = 0; v < vocabulary; ++v) {
+    const double* const row = &with_ones.w[v * (width + 1)];
+    w.insert(w.end(), row, row + width);
+    bias.push_back(row[width]);
+  }
+  const LmHeadOptions options{.softcap = 15};
+  const Result expected = backward<double>(with_ones, options);
+  Scratch scratch(lm_head_workspace<double>(length, vocabulary, width, options.precision));
+  test::Vector<double> loss(2), losses(length), d_x(x.size()), d_w(w.size()), d_bias(vocabulary, 1);
+  const Mat<const double> x_mat(x.data(), length, width), w_mat(w.data(), vocabulary, width);
+  lm_head_loss_forward<double>({}, &loss[0], x_mat, w_mat, with_ones.targets, options, scratch.get(), bias);
+  lm_head_losses<double>({}, losses, x_mat, w_mat, with_ones.targets, options, scratch.get(), bias);
+  lm_head_loss_backward<double>({}, &loss[1], Mat<double>(d_x.data(), length, width),
+                                Mat<double>(d_w.data(), vocabulary, width), Output::overwrite, x_mat, w_mat,
+                                with_ones.targets, options, scratch.get(), bias, d_bias);
+  for (const double sum : {loss[0], loss[1], std::accumulate(losses.begin(), losses.end(), 0.0)})
+    EXPECT_NEAR(sum, expected.loss, 1e-12 * expected.loss);
+  for (int v = 0; v < vocabulary; ++v) {
+    EXPECT_NEAR(d_bias[v] - 1, expected.d_w[v * (width + 1) + width], 1e-14) << "it adds to the gradient";
+    for (int j = 0; j < width; ++j) EXPECT_NEAR(d_w[v * width + j], expected.d_w[v * (width + 1) + j], 1e-14);
+  }
+  for (int t = 0; t < length; ++t) {
+    for (int j = 0; j < width; ++j) EXPECT_NEAR(d_x[t * width + j], expected.d_x[t * (width + 1) + j], 1e-14);
+  }
 }
 
 /// Only the last two rows lack targets: elsewhere the gradient is that of the loss. Rows of zeros leave that of w
@@ -390,6 +468,8 @@ TEST(Head, NotANumberReachesTheLoss) {
   p.x[1] = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(std::isnan(forward<float>(p, {})));
   EXPECT_TRUE(std::isnan(forward<float>(p, fp8_options)));
+  EXPECT_TRUE(std::isnan(forward<float>(p, isru_options)));
+  EXPECT_TRUE(std::isnan(forward<float>(p, uncapped_options)));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct Reference {
       const double correction1 = 1 - std::pow(o.beta1, o.t), correction2 = 1 - std::pow(o.beta2, o.t);
       const double u = o.epsilon_hat ? o.lr * std::sqrt(correction2) / correction1 * m[i] / (std::sqrt(v[i]) + o.eps)
                                      : o.lr * (m[i] / correction1) / (std::sqrt(v[i] / correction2) + o.eps);
-      if (u * w[i] > 0) w[i] -= o.decay * w[i];
+      if (!o.cautious || u * w[i] > 0) w[i] -= o.decay * w[i];
       w[i] -= u;
       gradient_squares += std::pow(gradient, 2);
       weight_squares += std::pow(w[i], 2);
@@ -73,6 +73,8 @@ TEST(Adam, EpsMayStandBesideTheRootOfTheMomentItself) {
 TEST(Adam, DecayFollowsTheFormulaOverSeveralSteps) {
   EXPECT_LT(error_after_seven_steps<double>({.decay = 0.01}), 1e-14);
   EXPECT_LT(error_after_seven_steps<float>({.decay = 0.01}), 1e-6);
+  EXPECT_LT(error_after_seven_steps<double>({.decay = 0.01, .cautious = false}), 1e-14);
+  EXPECT_LT(error_after_seven_steps<float>({.decay = 0.01, .cautious = false}), 1e-6);
 }
 
 TEST(Adam, OnlyWeightsThatTheUpdateShrinksDecay) {
@@ -83,6 +85,15 @@ TEST(Adam, OnlyWeightsThatTheUpdateShrinksDecay) {
   const test::Vector<double> expected{0.625, -0.625, 1.25, -1.25, 1, -0.25};
   for (std::size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], expected[i], 1e-8) << i;
   EXPECT_EQ(w[4], 1) << "without an update there is no decay";
+}
+
+TEST(Adam, PlainDecayActsOnEveryWeight) {
+  test::Vector<double> w{1, -1, 1, -1, 1, 0}, m(6), v(6);
+  test::Vector<double> g{3, -3, -3, 3, 0, 3};
+  test::Vector<double> squares(2);
+  adam_update<double>({}, w, w, m, v, g, {.lr = 0.25, .t = 1, .decay = 0.125, .cautious = false}, squares.data());
+  const test::Vector<double> expected{0.625, -0.625, 1.125, -1.125, 0.875, -0.25};
+  for (std::size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], expected[i], 1e-8) << i;
 }
 
 TEST(Adam, FirstStepMovesByTheLearningRateAgainstTheGradient) {

@@ -326,6 +326,35 @@ TEST(AddScaledWithDecay, DecaysWhereTheUpdateDoesNotGrowTheWeight) {
   EXPECT_NEAR(squares32[0], 1000 + expected_squares, 1e-6 * squares[0]);
 }
 
+TEST(AddScaledWithDecay, PlainDecayActsEverywhere) {
+  test::Vector<double> w{1, -1, 1, 0}, x{1, 1, 0, 2};
+  test::Vector<double> squares(1);
+  add_scaled_with_decay<double>({}, w, x, 0.25, 0.125, squares.data(), /*cautious=*/false);
+  const test::Vector<double> expected{0.625, -1.125, 0.875, -0.5};
+  EXPECT_EQ(w, expected);
+}
+
+/// An even number of steps ends in the same place as an odd one; the steps are taken in order.
+TEST(MuonUpdate, TakesAnyNumberOfSteps) {
+  constexpr PolarStep steps[] = {{2, -1.5, 0.5}, {3, -2, 0.25}, {1.5, -0.5, 0}};
+  for (const std::size_t count : {1, 2, 3}) {
+    test::Vector<double> w(2), g{3, 0.5}, buf(2), squares(2);  // of one row, whose square of the norm A is a number
+    const MuonBatch<double> batch{1, 1, 2, w.data(), g.data(), buf.data(), w.data(), nullptr, -1, 0};
+    test::Vector<std::byte> workspace(muon_workspace<double>({&batch, 1}) + 64);
+    const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
+    const PolarIteration iteration{1, 0, std::span(steps).first(count)};
+    const MuonOptions options{iteration, 0, 1, 0};
+    muon_update<double>({}, {&batch, 1}, options, {&squares[0], &squares[1]}, Workspace(workspace).subspan(skip));
+    double norm = 1;
+    for (std::size_t s = 0; s < count; ++s) {
+      const double A = norm * norm;
+      norm *= steps[s].a + steps[s].b * A + steps[s].c * A * A;
+    }
+    EXPECT_NEAR(std::hypot(w[0], w[1]), norm, 1e-14);
+    EXPECT_NEAR(w[0] / w[1], 6, 1e-13);
+  }
+}
+
 TEST(AddScaled, AddsEveryElement) {
   test::Vector<float> w(20'011, 1), x(20'011, 5);
   test::Vector<double> squares{1000};

@@ -75,14 +75,17 @@ TEST(ExportedConfig, KeysThatPythonDoesNotRead) {
   // model.residual chooses the Python file, and what yarn does is in rotary_frequencies and attention_scale.
   Names expected = set_of(keys_of_first_weights());
   expected.insert({"residual", "yarn"});
+  expected.insert({"embedding_norm", "norm_gains", "biases", "head_bias"});  // of plain streams, which export refuses
   EXPECT_EQ(unread, expected);
-  EXPECT_EQ(set_of(keys_of_first_weights()), (Names{"init_scale", "zero_outputs", "zero_attention_outputs",
-                                                    "init_embedding", "init_value_embedding", "mudd_backout"}));
+  EXPECT_EQ(set_of(keys_of_first_weights()),
+            (Names{"init_scale", "init_std", "init_std_outputs", "zero_outputs", "zero_attention_outputs",
+                   "init_embedding", "init_value_embedding", "mudd_backout"}));
 }
 
 TEST(ExportedConfig, KeysThatPythonDoesNotReadAreRefused) {
-  const Names alike = {"residual",       "init_scale",           "zero_outputs", "zero_attention_outputs",
-                       "init_embedding", "init_value_embedding", "mudd_backout"};
+  const Names alike = {"residual",     "init_scale",           "init_std",
+                       "zero_outputs", "init_std_outputs",     "zero_attention_outputs",
+                       "mudd_backout", "init_value_embedding", "init_embedding"};
   for (const Key& key : key_table()) {
     if (key.section != std::string("model")) continue;
     std::vector<const char*> others;

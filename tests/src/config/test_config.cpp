@@ -124,6 +124,9 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"polar_express\"",
                                            "\"quantiles\"",
                                            "\"fp8\"",
+                                           "\"adam\"",
+                                           "\"plain\"",
+                                           "\"cosine\"",
                                            "\"cb_nodes=1\"",
                                            "[0.5]"};
   const Config defaults = parse_deck(rows, "d.toml", {});

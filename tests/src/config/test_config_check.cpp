@@ -84,8 +84,9 @@ TEST(CheckConfig, RefusesStepsThatRepeatSequencesUnequally) {
   EXPECT_EQ(check_error({"data.distinct_sequences=16", "train.sequences=24"}),
             "override train.sequences=24: train.sequences = 24 must be a multiple of data.distinct_sequences = 16, or "
             "fewer");
-  EXPECT_EQ(check_error({"data.distinct_sequences=16", "data.packing=documents"}),
-            "override data.distinct_sequences=16: data.distinct_sequences = 16 needs data.packing = \"stream\"");
+  EXPECT_EQ(
+      check_error({"data.distinct_sequences=16", "data.packing=documents"}),
+      "override data.distinct_sequences=16: data.distinct_sequences = 16 needs data.packing = \"stream\" or \"rows\"");
 }
 
 TEST(CheckConfig, NamesThePlaceOfTheKeyAtFault) {

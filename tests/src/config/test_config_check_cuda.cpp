@@ -28,8 +28,15 @@ std::vector<std::string> wide(int heads) {
 TEST(CheckCuda, DefaultsPass) { EXPECT_EQ(fault({}), ""); }
 
 TEST(CheckCuda, RefusesWhatNoKernelComputes) {
-  EXPECT_EQ(fault({"model.head_dim=64", "model.heads=12"}),
-            "override model.head_dim=64: model.head_dim = 64: attention on CUDA devices supports 128 only");
+  EXPECT_EQ(fault({"model.head_dim=32", "model.heads=24"}),
+            "override model.head_dim=32: model.head_dim = 32: attention on CUDA devices supports 64 and 128 only");
+  EXPECT_EQ(fault({"model.head_dim=64", "model.heads=12"}), "");
+  EXPECT_EQ(fault({"model.head_dim=64", "model.heads=12", "model.key_offset_layers=1"}),
+            "override model.head_dim=64: model.head_dim = 64 must be 128 on CUDA devices, as model.key_offset_layers "
+            "names layers");
+  EXPECT_EQ(fault({"model.head_dim=64", "model.heads=12", "model.composed_layers=1"}),
+            "override model.head_dim=64: model.head_dim = 64 must be 128 on CUDA devices, as model.composed_layers "
+            "names layers");
   EXPECT_EQ(fault(wide(limits::max_row / 128)), "");
   EXPECT_EQ(fault(wide(limits::max_row / 128 + 1)),
             "override model.width=4224: model.width = 4224 must be at most 4096 on CUDA devices");

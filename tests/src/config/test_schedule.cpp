@@ -43,6 +43,26 @@ Config staged() {
   return config;
 }
 
+/// llm.c's schedules: (step + 1) / warmup at first, then from the first step behind it a cosine, or a line, to the end.
+TEST(LearningRate, WarmsUpAndFalls) {
+  Config config;
+  config.train.steps = 1000;
+  config.train.warmup = 100;
+  config.train.cooldown = 0.9;
+  config.train.final_lr_factor = 0.1;
+  EXPECT_DOUBLE_EQ(lr_factor(config, 0), 0.01);
+  EXPECT_DOUBLE_EQ(lr_factor(config, 49), 0.5);
+  EXPECT_DOUBLE_EQ(lr_factor(config, 99), 1);
+  EXPECT_DOUBLE_EQ(lr_factor(config, 100), 1);
+  EXPECT_NEAR(lr_factor(config, 325), 0.1 + 0.9 * 0.75, 1e-12);
+  config.train.cooldown_shape = CooldownShape::cosine;
+  EXPECT_DOUBLE_EQ(lr_factor(config, 49), 0.5);
+  for (const int step : {100, 325, 550, 999, 1000}) {
+    const double coefficient = 0.5 * (1 + std::cos(std::numbers::pi * (step - 100) / 900.0));
+    EXPECT_NEAR(lr_factor(config, step), 0.1 + 0.9 * coefficient, 1e-12) << step;
+  }
+}
+
 TEST(Targets, TheirWeightsAddUpWhereTheLossIsAWeightedSum) {
   Config config = staged();
   EXPECT_EQ(loss_weights(config, 0), std::nullopt);

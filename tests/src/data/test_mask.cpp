@@ -108,6 +108,24 @@ TEST(Mask, DocumentsMayEndAtBlockBoundariesAndBeOneToken) {
   expect_mask(mask, tokens, WindowKind::block, 2 * block);
 }
 
+/// Rows end where they end: at no block boundary, and at no end-of-text.
+TEST(Mask, RowsOfAFixedLengthTakeThePlaceOfDocuments) {
+  constexpr int length = 6 * block;
+  const std::vector<Token> tokens = random_documents(length, 50, 3);
+  for (const int row_length : {block, 2 * block, 96, length}) {
+    std::vector<Token> rows(length, 7);
+    for (int t = 0; t < length; t += row_length) rows[t] = end_of_text;
+    for (const int window : {100, length}) {
+      SCOPED_TRACE(std::to_string(row_length) + " " + std::to_string(window));
+      const auto allowed = all_pairs(rows, WindowKind::token, window);
+      OwnedMask mask(length);
+      mask.build(tokens, end_of_text, WindowKind::token, window, row_length);
+      expect_pairs(mask.view(), allowed);
+      expect_blocks(mask.view(), allowed);
+    }
+  }
+}
+
 TEST(Mask, LargestWindowIsCausal) {
   OwnedMask mask(4 * block);
   const std::vector<Token> tokens(4 * block, 7);

@@ -83,6 +83,32 @@ Config record81_features() {
   return config;
 }
 
+/// All that a plain stream can have, in rows that cross documents.
+Config plain_features() {
+  Config config = small_config();
+  ModelConfig& model = config.model;
+  model.residual = Residual::plain;
+  model.value_path = ValuePath::none;
+  model.layers = 3;
+  model.norm_gains = model.biases = model.head_bias = true;
+  model.softcap_kind = kernels::SoftcapKind::isru;
+  config.window = {WindowKind::token, "LSL", 64, 1792, 64, Rounding::floor};
+  config.data.packing = Packing::rows;
+  config.data.row_length = 96;
+  return config;
+}
+
+/// None of it.
+Config bare_plain_features() {
+  Config config = plain_features();
+  ModelConfig& model = config.model;
+  model.norm_gains = model.biases = model.head_bias = model.embedding_norm = false;
+  model.softcap_kind = kernels::SoftcapKind::none;
+  model.layers_without_attention = {1};
+  config.data.packing = Packing::stream;
+  return config;
+}
+
 std::vector<kernels::Token> random_tokens(int count) {
   std::mt19937 generator(5);
   std::vector<kernels::Token> tokens(count);
@@ -184,6 +210,23 @@ TEST(Model, GradientsOfRecord89FeaturesMatchFiniteDifferences) {
 
 TEST(Model, GradientsOfRecord81FeaturesMatchFiniteDifferences) {
   check_all_gradients(record81_features(), 96, At::disturbed_weights);
+}
+
+TEST(Model, GradientsOfAPlainStreamMatchFiniteDifferences) {
+  check_all_gradients(plain_features(), 128, At::disturbed_weights);
+  check_all_gradients(bare_plain_features(), 128);
+}
+
+/// Between gains and biases a switch of its own.
+TEST(Model, GradientsOfGainsOrBiasesAloneMatchFiniteDifferences) {
+  for (const bool gains : {false, true}) {
+    SCOPED_TRACE(gains);
+    Config config = plain_features();
+    config.model.norm_gains = gains;
+    config.model.biases = !gains;
+    config.model.embedding_norm = !gains;
+    check_all_gradients(config, 128, At::disturbed_weights);
+  }
 }
 
 /// Record 89's stream with few mechanisms beside it.
@@ -291,7 +334,8 @@ Config with_fp8_mlp(Config config) {
 }
 
 TEST(Model, RecomputingTheMlpChangesNoBitAndSavesMemory) {
-  for (Config config : {record21_features(), with_fp8_mlp(record21_features()), record89_features()}) {
+  for (Config config :
+       {record21_features(), with_fp8_mlp(record21_features()), record89_features(), plain_features()}) {
     SCOPED_TRACE(config.model.layers);
     Fixture kept(config);
     config.train.recompute = Recompute::mlp;
@@ -366,7 +410,7 @@ TEST(Model, GradientsDependOnNoEarlierPass) {
   without_mudd.model.mudd = false;
   int kind = 0;
   for (const Config& config : {record13_features(), record21_features(), record89_features(), record81_features(),
-                               without_mudd, one_attention()}) {
+                               without_mudd, one_attention(), plain_features(), bare_plain_features()}) {
     SCOPED_TRACE(kind++);
     Fixture f(config);
     f.disturb();
@@ -375,6 +419,26 @@ TEST(Model, GradientsDependOnNoEarlierPass) {
     f.forward_backward(96);
     for (std::size_t i = 0; i < once.size(); ++i) ASSERT_EQ(f.gradients.data()[i], once[i]);
   }
+}
+
+/// In rows the loss depends on no token before the row, but on other documents in it.
+TEST(Model, LossOfRowsDependsOnTheRowAlone) {
+  Config config = plain_features();
+  config.data.row_length = 128;
+  config.window.layers = "L";
+  config.train.length = config.validation.length = 256;
+  Fixture both(config);
+  config.train.length = config.validation.length = 128;
+  Fixture first(config);
+  const double whole = both.loss(1024), part = first.loss(1024);
+  both.tokens[10] = first.tokens[10] = 3;  // a document ends at 50
+  const double whole_changed = both.loss(1024), part_changed = first.loss(1024);
+  EXPECT_NEAR((whole_changed - whole) * 256, (part_changed - part) * 128, 1e-9);
+  ASSERT_EQ(first.tokens[50], end_of_text);
+  const std::vector<double> losses = first.model.token_losses(first.trace, Sequence::of(first.tokens), 0);
+  first.tokens[10] = 4;
+  const std::vector<double> changed = first.model.token_losses(first.trace, Sequence::of(first.tokens), 0);
+  EXPECT_NE(losses[100], changed[100]) << "attention reaches over the end of a document";
 }
 
 TEST(Model, LossDependsOnlyOnTheSameDocument) {

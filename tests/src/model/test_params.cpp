@@ -25,6 +25,43 @@ TEST(ParameterTable, CountsTheParametersOfRecord21) {
   EXPECT_EQ(table.size(), (11 * 4 + 12 * 8) * d * d + 4 * 50257 * d + 50304 * d + 24 + 22 + 6);
 }
 
+/// GPT-2 with 124 million parameters, but for its positions (1024 d), with the padding of the vocabulary, and without
+/// the biases of layer norms; the tied head counts twice.
+TEST(ParameterTable, CountsTheParametersOfAPlainGpt) {
+  ModelConfig model;
+  model.residual = Residual::plain;
+  model.value_path = ValuePath::none;
+  model.embedding_norm = false;
+  model.norm_gains = model.biases = model.tied_head = true;
+  const ParameterTable table(model);
+  const std::size_t d = 768;
+  EXPECT_EQ(table.size(), 2 * 50304 * d + 12 * (12 * d * d + (3 + 1 + 4 + 1) * d + 2 * d) + d);
+  EXPECT_EQ(table.find("block.3.mlp_in_bias").size(), 4 * d);
+  EXPECT_EQ(table.find("final_gain").start, std::vector<double>(d, 1));
+  model.norm_gains = model.biases = false;
+  EXPECT_EQ(ParameterTable(model).tensor_size(), ParameterTable(model).size()) << "no learned scalars";
+}
+
+TEST(ParameterTable, MatricesMayStartNormal) {
+  ModelConfig model;
+  model.init_std = 0.02;
+  model.init_std_outputs = 0.004;
+  model.zero_outputs = false;
+  const ParameterTable table(model);
+  const auto std_of = [&](const char* name) {
+    const Parameter& p = table.find(name);
+    return p.init == Init::normal ? p.bound : 0;
+  };
+  EXPECT_EQ(std_of("block.1.qkv"), 0.02);
+  EXPECT_EQ(std_of("block.1.mlp_in"), 0.02);
+  EXPECT_EQ(std_of("block.1.attention_out"), 0.004);
+  EXPECT_EQ(std_of("block.1.mlp_out"), 0.004);
+  model.init_std_outputs = 0;
+  EXPECT_EQ(ParameterTable(model).find("block.1.mlp_out").bound, 0.02);
+  model.zero_outputs = true;
+  EXPECT_EQ(ParameterTable(model).find("block.1.mlp_out").init, Init::zero);
+}
+
 TEST(ParameterTable, TensorsTileTheArenaAndBucketsTileTheTensors) {
   const ParameterTable table(record21_model());
   std::size_t at = 0;

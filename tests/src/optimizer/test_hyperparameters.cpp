@@ -33,6 +33,21 @@ TEST(Hyperparameters, MatricesAreMuonsAndFixedTensorsNobodys) {
   }
 }
 
+TEST(Hyperparameters, MatricesAreAdamsWhereTheDeckSaysSo) {
+  Config config = tiny_config();
+  config.optimizer.matrix_rule = MatrixRule::adam;
+  config.optimizer.lr_matrix = 0.002;
+  config.optimizer.muon_decay = 1.5;
+  config.group = {{{"*.mlp_in"}, 0.1, 0.5, 0.6, 0.7}};
+  EXPECT_EQ(rule_of(config, Group::matrix), Rule::adam);
+  EXPECT_EQ(rule_of(config, Group::fixed), Rule::fixed);
+  const ParameterTable table(config.model);
+  const OptimizerConfig& o = config.optimizer;
+  EXPECT_EQ(hyperparameters(config, table.find("block.0.qkv")),
+            (Hyperparameters{Rule::adam, 0.002, o.adam_beta1, o.adam_beta2, 0}));
+  EXPECT_EQ(hyperparameters(config, table.find("block.0.mlp_in")), (Hyperparameters{Rule::adam, 0.1, 0.5, 0.6, 0.7}));
+}
+
 TEST(Hyperparameters, TheFirstGroupThatNamesATensorHasIt) {
   Config config = tiny_config();
   config.optimizer.muon_decay = 1.5;
