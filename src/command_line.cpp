@@ -120,7 +120,10 @@ void add_train(CLI::App& app, CommandLine& line) {
           "Dry run: refuse what needs more memory on a rank, such as 80GiB")
       ->check(memory_fault)
       ->needs(dry_run);
-  train->add_option("--machine", line.machine, "Dry run: predict the step by the machine.json of a scaling study")
+  train
+      ->add_option("--machine", line.machines,
+                   "Dry run: predict the step by the machine.json of a scaling study; may be repeated, for stages")
+      ->allow_extra_args(false)
       ->needs(dry_run)
       ->check(file_fault);
   train->add_flag("--json", line.json, "Dry run: print its plan, with the tensors of the model, as JSON")

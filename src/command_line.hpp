@@ -28,7 +28,7 @@ struct CommandLine {
   /// ranks as run it; what the deck, or the build, has as nodes; no limit, or that of the device.
   std::optional<int> ranks, ranks_per_node;
   std::optional<double> memory;
-  std::string machine;  ///< path of what a study says of the machine for which a dry run plans; empty: none
+  std::vector<std::string> machines;  ///< paths of what studies say of the machine for which a dry run plans
 
   ShardOptions shard;  ///< shard
 

@@ -109,7 +109,7 @@ ExitCode train(Context& context, const CommandLine& line) {
       plan_training(config, {.ranks = line.ranks.value_or(comm.size()),
                              .ranks_per_node = line.ranks_per_node,
                              .memory = line.memory,
-                             .machine = line.machine,
+                             .machines = line.machines,
                              .format = line.json ? PlanFormat::json : PlanFormat::text});
     });
     return ExitCode::ok;

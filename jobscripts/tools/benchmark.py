@@ -169,7 +169,7 @@ def slowest_rank(run, benchmark):
         tool.need("numpy", "h5py")
         from study.gather import measure
 
-        found = measure(run, benchmark.checked, run.steps)
+        found = measure(run, run.steps, benchmark.checked, run.steps)
     except tool.ToolError as error:
         tool.warn(f"the slowest rank is not known: {error}")
         return None, None

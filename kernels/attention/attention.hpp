@@ -43,8 +43,8 @@ namespace cuda {
 inline constexpr int d_q_panel = 8;
 }  // namespace cuda
 
-// CUDA: T = bf16, D = attention_head_dim (cuda_limits.hpp), scale > 0; rows and first_key are aligned to 16 bytes; else
-// std::invalid_argument. The stream needs create_sums(). All sums have a fixed order.
+// CUDA: T = bf16, D one of attention_head_dims (cuda_limits.hpp), scale > 0; rows and first_key are aligned to 16
+// bytes; else std::invalid_argument. The stream needs create_sums(). All sums have a fixed order.
 NANORUN_DECLARE_OPS({
   /// Bytes of workspace that either direction needs.
   template <class T>

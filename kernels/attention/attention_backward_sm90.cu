@@ -23,15 +23,18 @@ constexpr int producer_registers = 24, consumer_registers = 240;
 /// d_v [64 keys, head_dim], and of d_q [64 queries, half of head_dim].
 using Pairs = Accumulator<step>;
 using PairsOperand = RegisterOperand<step>;
-using KeySums = Accumulator<tiles.head_dim>;
-using QuerySums = Accumulator<tiles.head_dim / 2>;
+template <int head_dim>
+using KeySums = Accumulator<head_dim>;
+template <int head_dim>
+using QuerySums = Accumulator<head_dim / 2>;
 
 /// sᵀ or d_pᵀ: d [64 keys, 64 queries] = a bᵀ, not waited for; a are 64 rows of k or v, b a step's rows of q or d_y.
+template <int head_dim>
 __device__ __forceinline__ void start_pairs(Pairs& d, std::uint32_t a, std::uint32_t b) {
   const std::uint64_t a_descriptor = smem_descriptor(a), b_descriptor = smem_descriptor(b);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+  for (int i = 0; i < head_dim / 16; ++i) {
     const int column = i % 4 * 32;
     wgmma<Major::k, Major::k>(d, advance_descriptor(a_descriptor, i / 4 * column_bytes(tiles.block) + column),
                               advance_descriptor(b_descriptor, i / 4 * column_bytes(step) + column), i > 0);
@@ -40,7 +43,9 @@ __device__ __forceinline__ void start_pairs(Pairs& d, std::uint32_t a, std::uint
 }
 
 /// d_v or d_k: d [64 keys, head_dim] (+)= a [64 keys, 64 queries] b, not waited for; b are a step's rows of d_y or q.
-__device__ __forceinline__ void start_key_sums(KeySums& d, const PairsOperand& a, std::uint32_t b, bool accumulate) {
+template <int head_dim>
+__device__ __forceinline__ void start_key_sums(KeySums<head_dim>& d, const PairsOperand& a, std::uint32_t b,
+                                               bool accumulate) {
   const std::uint64_t b_descriptor = smem_descriptor(b, column_bytes(step));
   wgmma_fence();
 #pragma unroll
@@ -51,7 +56,8 @@ __device__ __forceinline__ void start_key_sums(KeySums& d, const PairsOperand& a
 }
 
 /// d_q [64 queries, half of head_dim] = d_s k over the block's keys, not waited for.
-__device__ __forceinline__ void start_query_sums(QuerySums& d_q, std::uint32_t d_s, std::uint32_t k_columns) {
+template <int head_dim>
+__device__ __forceinline__ void start_query_sums(QuerySums<head_dim>& d_q, std::uint32_t d_s, std::uint32_t k_columns) {
   const std::uint64_t a_descriptor = smem_descriptor(d_s), b_descriptor = smem_descriptor(k_columns);
   wgmma_fence();
 #pragma unroll
@@ -93,8 +99,9 @@ __device__ __forceinline__ void probabilities(Pairs& s, const float* lse, int co
 }
 
 /// delta of a step's own queries, for this thread block and the others: each warp computes eight.
-__device__ __forceinline__ void compute_delta(Shared& s, int stage, float* delta) {
-  constexpr int lanes = tiles.head_dim / 8, rows = step / warps;
+template <int head_dim>
+__device__ __forceinline__ void compute_delta(Shared<head_dim>& s, int stage, float* delta) {
+  constexpr int lanes = head_dim / 8, rows = step / warps;
   const int warp = threadIdx.x / 32 - warpgroup_size / 32, lane = threadIdx.x % lanes;
 #pragma unroll
   for (int i = 0; i < rows; i += 32 / lanes) {
@@ -127,18 +134,18 @@ __device__ __forceinline__ void round_to_operand(PairsOperand& a, const Pairs& x
 
 /// d_q = or += the sums of 64 queries and half of head_dim. `to` is this thread's first element, `panel` the floats of
 /// a panel. The eight rows of a panel that a warp adds to are contiguous, or of paired heads, four and four.
-template <int token_rows>
-__device__ __forceinline__ void add_query_sums(float* to, int panel, const QuerySums& sums, bool begin) {
+template <int head_dim, int token_rows>
+__device__ __forceinline__ void add_query_sums(float* to, int panel, const QuerySums<head_dim>& sums, bool begin) {
   constexpr int lower_row = 8 / token_rows * d_q_panel;
   if (begin) {
 #pragma unroll
-    for (int j = 0; j < tiles.head_dim / 2 / d_q_panel; ++j, to += panel) {
+    for (int j = 0; j < head_dim / 2 / d_q_panel; ++j, to += panel) {
       *reinterpret_cast<float2*>(to) = make_float2(sums[4 * j], sums[4 * j + 1]);
       *reinterpret_cast<float2*>(to + lower_row) = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < tiles.head_dim / 2 / d_q_panel; ++j, to += panel) {
+    for (int j = 0; j < head_dim / 2 / d_q_panel; ++j, to += panel) {
       atomic_add2(to, sums[4 * j], sums[4 * j + 1]);
       atomic_add2(to + lower_row, sums[4 * j + 2], sums[4 * j + 3]);
     }
@@ -148,10 +155,11 @@ __device__ __forceinline__ void add_query_sums(float* to, int panel, const Query
 __device__ __forceinline__ void sync_consumers() { named_barrier_sync(1, tiles.consumers); }
 
 /// Leaves this warpgroup's d_k or d_v in its rows of `tile`, which are not read any more.
-__device__ __forceinline__ void write_keys(const KeySums& d, float scale, std::byte* tile, int group) {
+template <int head_dim>
+__device__ __forceinline__ void write_keys(const KeySums<head_dim>& d, float scale, std::byte* tile, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
 #pragma unroll
-  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+  for (int i = 0; i < head_dim / 16; ++i) {
     std::uint32_t pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = pack_bf16(d[8 * i + 2 * j] * scale, d[8 * i + 2 * j + 1] * scale);
@@ -163,9 +171,9 @@ __device__ __forceinline__ void write_keys(const KeySums& d, float scale, std::b
 
 /// Consumer warpgroup: 64 keys of each tile. The steps of all tiles form one stream: a tile's first wgmmas run while
 /// the last tile's d_k and d_v are written. A token has `token_rows` rows in a head.
-template <int token_rows>
+template <int head_dim, int token_rows>
 struct Consumer {
-  Shared& s;
+  Shared<head_dim>& s;
   const Parameters& p;
   const int group;
   const int lane = threadIdx.x % 32;
@@ -173,18 +181,18 @@ struct Consumer {
   const int row = first_row + lane / 4;                          ///< this thread's first; the other is row + 8
   const int column = 2 * (lane % 4);                             ///< this thread's first of eight queries
   PipelineState<tiles.stages> tile_at, at;
-  KeySums d_k, d_v;
+  KeySums<head_dim> d_k, d_v;
   Pairs pairs, d_pairs;  ///< s, then p; d_p, then d_s
 
-  __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
+  __device__ __forceinline__ Consumer(Shared<head_dim>& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
   /// Issues s and d_p of a step.
   __device__ __forceinline__ void start() {
     const int m = tile_at.stage, n = at.stage, rows = group * tiles.half * 128;
     mbarrier_wait(s.q_full[n], at.parity);
-    start_pairs(pairs, shared_address(s.k[m]) + rows, shared_address(s.q[n]));
+    start_pairs<head_dim>(pairs, shared_address(s.k[m]) + rows, shared_address(s.q[n]));
     mbarrier_wait(s.d_y_full[n], at.parity);
-    start_pairs(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
+    start_pairs<head_dim>(d_pairs, shared_address(s.v[m]) + rows, shared_address(s.d_y[n]));
   }
 
   /// p and d_s of a step. Leaves d_s in shared memory and in d_s_operand, and issues d_v.
@@ -192,7 +200,7 @@ struct Consumer {
     const int n = at.stage;
     const bool own = t.own(i);
     if (own) {
-      compute_delta(s, n, p.scratch.step_delta(t.head, i));
+      compute_delta<head_dim>(s, n, p.scratch.step_delta(t.head, i));
       release(s.delta_ready[tile_at.stage][i - t.first]);
     }
     wgmma_wait<1>();
@@ -203,7 +211,7 @@ struct Consumer {
     probabilities(pairs, s.lse[n], column, p);
     PairsOperand p_operand;
     round_to_operand(p_operand, pairs);
-    start_key_sums(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
+    start_key_sums<head_dim>(d_v, p_operand, shared_address(s.d_y[n]), i > t.first);
     wgmma_wait<1>();
     wgmma_fence_operand(d_pairs);
     if (own) sync_consumers();  // delta is complete, and y has been read
@@ -218,20 +226,24 @@ struct Consumer {
     sync_consumers();
   }
 
+  /// Bytes from the first half of the columns of k to the second: a panel of 64 columns, or half of one.
+  static constexpr int half_of_columns = head_dim == 128 ? column_bytes(tiles.block) : head_dim;
+
   /// Adds to d_q and d_k of a step, and completes d_v.
   __device__ __forceinline__ void sum(const KeyTile& t, int i, const PairsOperand& d_s_operand) {
     const int m = tile_at.stage, n = at.stage;
     const bool own = t.own(i);
-    QuerySums d_q;
-    start_query_sums(d_q, shared_address(s.d_s[n]), shared_address(s.k[m]) + group * column_bytes(tiles.block));
-    start_key_sums(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
+    QuerySums<head_dim> d_q;
+    start_query_sums<head_dim>(d_q, shared_address(s.d_s[n]), shared_address(s.k[m]) + group * half_of_columns);
+    start_key_sums<head_dim>(d_k, d_s_operand, shared_address(s.q[n]), i > t.first);
     wgmma_wait<1>();
     wgmma_fence_operand(d_q);
     wgmma_fence_operand(d_v);
     mbarrier_arrive(s.d_y_empty[n]);
     mbarrier_wait(s.turn[n], at.parity);
-    add_query_sums<token_rows>(p.d_q_row<token_rows>(t.head, group * (tiles.head_dim / 2), i * step + row) + column,
-                               p.d_q_panel_size<token_rows>(), d_q, own);
+    add_query_sums<head_dim, token_rows>(
+        p.d_q_row<head_dim, token_rows>(t.head, group * (head_dim / 2), i * step + row) + column,
+        p.d_q_panel_size<token_rows>(), d_q, own);
     wgmma_wait<0>();
     wgmma_fence_operand(d_k);
     mbarrier_arrive(s.q_empty[n]);
@@ -239,9 +251,9 @@ struct Consumer {
 
   /// Leaves d_k and d_v where the tile's k and v were.
   __device__ __forceinline__ void write_tile(int m) {
-    write_keys(d_v, p.inverse_scale, s.v[m], group);
+    write_keys<head_dim>(d_v, p.inverse_scale, s.v[m], group);
     sync_consumers();  // both warpgroups have read k
-    write_keys(d_k, 1, s.k[m], group);
+    write_keys<head_dim>(d_k, 1, s.k[m], group);
     fence_async_proxy();
     release(s.d_tile_full[m]);
   }
@@ -274,14 +286,14 @@ struct Consumer {
   }
 };
 
-template <int token_rows>
+template <int head_dim, int token_rows>
 __global__ void __launch_bounds__(tiles.threads, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
                     const __grid_constant__ CUtensorMap d_y, const __grid_constant__ CUtensorMap d_k,
                     const __grid_constant__ CUtensorMap d_v, const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
+  Shared<head_dim>& s = *reinterpret_cast<Shared<head_dim>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
       for (Mbarrier& barrier : s.delta_ready[i]) mbarrier_init(barrier, warps);
@@ -307,7 +319,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 96) take_turns(s, p);
   } else {
     setmaxnreg_inc<consumer_registers>();
-    Consumer<token_rows>(s, p, warpgroup - 1).run();
+    Consumer<head_dim, token_rows>(s, p, warpgroup - 1).run();
   }
 }
 
@@ -335,23 +347,26 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   WorkspaceAllocator allocator(workspace);
   const int heads = separate_heads(in), token_rows = rows_of_token(in);
   const Scratch scratch(allocator, mask.length, heads);
-  const int q_d_y_and_d_q_of_row = 2 * tile_bytes(1) + tiles.head_dim * static_cast<int>(sizeof(float));
-  const TileScheduler scheduler(mask.length, heads, q_d_y_and_d_q_of_row);
-  const Parameters p{mask,
-                     scheduler,
-                     scratch,
-                     Counters(stream),
-                     lse,
-                     d_q.data,
-                     in.scale * log2_e,
-                     std::log2(in.scale),
-                     1 / in.scale,
-                     tiles.block / token_rows,
-                     step / token_rows};
-  launch_attention<Shared>("attention_backward", in.paired ? backward_kernel<2> : backward_kernel<1>,
-                           std::min(p.scheduler.count(), sm_count()), stream, rows_map(in.q, step, in),
-                           rows_map(in.k, tiles.block, in), rows_map(in.v, tiles.block, in), rows_map(y, step, in),
-                           rows_map(d_y, step, in), rows_map(d_k, tiles.block, in), rows_map(d_v, tiles.block, in), p);
+  for_head_dim(in, [&](auto head_dim) {
+    const int q_d_y_and_d_q_of_row = 2 * tile_bytes<head_dim>(1) + head_dim * static_cast<int>(sizeof(float));
+    const TileScheduler scheduler(mask.length, heads, q_d_y_and_d_q_of_row);
+    const Parameters p{mask,
+                       scheduler,
+                       scratch,
+                       Counters(stream),
+                       lse,
+                       d_q.data,
+                       in.scale * log2_e,
+                       std::log2(in.scale),
+                       1 / in.scale,
+                       tiles.block / token_rows,
+                       step / token_rows};
+    launch_attention<Shared<head_dim>>(
+        "attention_backward", in.paired ? backward_kernel<head_dim, 2> : backward_kernel<head_dim, 1>,
+        std::min(p.scheduler.count(), sm_count()), stream, rows_map(in.q, step, in), rows_map(in.k, tiles.block, in),
+        rows_map(in.v, tiles.block, in), rows_map(y, step, in), rows_map(d_y, step, in), rows_map(d_k, tiles.block, in),
+        rows_map(d_v, tiles.block, in), p);
+  });
 }
 
 template std::size_t attention_workspace<bf16>(int, int, int);

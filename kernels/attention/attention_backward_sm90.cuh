@@ -46,10 +46,10 @@ struct Parameters {
     return mask.length / token_rows * d_q_panel;
   }
   /// Row of the panel of d_q that begins at this column of a head.
-  template <int token_rows>
+  template <int head_dim, int token_rows>
   __device__ float* d_q_row(int head, int column, int row) const {
     const int token_head = head + row % token_rows * scheduler.heads;
-    const int panel = (token_head * tiles.head_dim + column) / d_q_panel;
+    const int panel = (token_head * head_dim + column) / d_q_panel;
     return d_q + static_cast<std::size_t>(panel) * d_q_panel_size<token_rows>() + row / token_rows * d_q_panel;
   }
 };
@@ -84,23 +84,25 @@ inline __device__ KeyTile key_tile(const Parameters& p, int tile) {
   return {head, block, p.mask.query_full[block], block * block_steps, last_step(p, block), closing};
 }
 
+template <int head_dim>
 struct alignas(1024) Shared {
-  std::byte k[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_k
-  std::byte v[tiles.stages][tile_bytes(tiles.block)];  ///< in the end d_v
-  std::byte q[tiles.stages][tile_bytes(step)];
-  std::byte d_y[tiles.stages][tile_bytes(step)];
-  std::byte d_s[tiles.stages][tile_bytes(step)];  ///< [keys, queries]; for own queries y before, loaded with d_y
-  float lse[tiles.stages][step];                  ///< loaded with q
-  float delta[tiles.stages][step];                ///< loaded with d_y; computed for own queries
-  int first_key[tiles.stages][step];              ///< loaded with q
-  KeyTile tile[tiles.stages];                     ///< which tile k and v hold; their barriers cover it
+  std::byte k[tiles.stages][tile_bytes<head_dim>(tiles.block)];  ///< in the end d_k
+  std::byte v[tiles.stages][tile_bytes<head_dim>(tiles.block)];  ///< in the end d_v
+  std::byte q[tiles.stages][tile_bytes<head_dim>(step)];
+  std::byte d_y[tiles.stages][tile_bytes<head_dim>(step)];
+  std::byte d_s[tiles.stages][tile_bytes<step>(tiles.block)];  ///< [keys, queries]; for own queries y before
+  float lse[tiles.stages][step];                               ///< loaded with q
+  float delta[tiles.stages][step];                             ///< loaded with d_y; computed for own queries
+  int first_key[tiles.stages][step];                           ///< loaded with q
+  KeyTile tile[tiles.stages];                                  ///< which tile k and v hold; their barriers cover it
   Mbarrier tile_full[tiles.stages], tile_empty[tiles.stages], d_tile_full[tiles.stages];
   /// Every consumer thread arrives at q_empty and d_y_empty, as each reads lse, delta and first_key.
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages], d_y_full[tiles.stages], d_y_empty[tiles.stages];
   Mbarrier delta_ready[tiles.stages][block_steps];  ///< delta of the tile's own queries is computed
   Mbarrier turn[tiles.stages];                      ///< whether this tile may add to d_q of a step
 };
-static_assert(tile_bytes(step) == tiles.block * step * sizeof(bf16));
+/// y [step, head_dim] fits where d_s is.
+static_assert(tile_bytes<128>(step) <= tile_bytes<step>(tiles.block));
 
 /// Each tile is taken once, and each thread block once finds none left. So the last call clears the counter.
 inline __device__ unsigned take_tile(const Parameters& p) {
@@ -108,8 +110,9 @@ inline __device__ unsigned take_tile(const Parameters& p) {
 }
 
 /// Producer, one thread: takes tiles from the scheduler and loads k, v and q.
-inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
-                               const Parameters& p) {
+template <int head_dim>
+__device__ void produce(Shared<head_dim>& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+                        const Parameters& p) {
   PipelineState<tiles.stages> tile_at, at;
   for (;; tile_at.advance()) {
     const KeyTile t = key_tile(p, take_tile(p));
@@ -118,14 +121,14 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
     s.tile[m] = t;
     if (t.head < 0) break;
     mbarrier_arrive_expect_tx(s.tile_full[m], sizeof(s.k[m]) + sizeof(s.v[m]));
-    load_rows(s.k[m], k, t.block * p.block_tokens, t.head, s.tile_full[m]);
-    load_rows(s.v[m], v, t.block * p.block_tokens, t.head, s.tile_full[m]);
+    load_rows<head_dim>(s.k[m], k, t.block * p.block_tokens, t.head, s.tile_full[m]);
+    load_rows<head_dim>(s.v[m], v, t.block * p.block_tokens, t.head, s.tile_full[m]);
 #pragma unroll 1
     for (int i = t.first; i < t.last; ++i, at.advance()) {
       const int n = at.stage;
       mbarrier_wait(s.q_empty[n], at.parity ^ 1);
       mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.lse[n]) + sizeof(s.first_key[n]));
-      load_rows(s.q[n], q, i * p.step_tokens, t.head, s.q_full[n]);
+      load_rows<head_dim>(s.q[n], q, i * p.step_tokens, t.head, s.q_full[n]);
       bulk_load(s.lse[n], p.lse.row(t.head) + i * step, sizeof(s.lse[n]), s.q_full[n]);
       bulk_load(s.first_key[n], p.mask.first_key + i * step, sizeof(s.first_key[n]), s.q_full[n]);
     }
@@ -135,8 +138,8 @@ inline __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMa
 
 /// Calls step_of(tile, i, state of the steps' pipeline) for the steps of all tiles, and releases each tile afterwards.
 /// Returns the state behind the last step.
-template <class StepOf>
-__device__ __forceinline__ PipelineState<tiles.stages> follow_tiles(Shared& s, const StepOf& step_of) {
+template <int head_dim, class StepOf>
+__device__ __forceinline__ PipelineState<tiles.stages> follow_tiles(Shared<head_dim>& s, const StepOf& step_of) {
   PipelineState<tiles.stages> at;
   for (PipelineState<tiles.stages> tile_at;; tile_at.advance()) {
     mbarrier_wait(s.tile_full[tile_at.stage], tile_at.parity);
@@ -151,7 +154,8 @@ __device__ __forceinline__ PipelineState<tiles.stages> follow_tiles(Shared& s, c
 
 /// Producer, one thread: loads d_y, with y for own queries and with delta for others. The delta of others comes from
 /// tiles of smaller numbers, which running thread blocks took before, so waiting for it cannot deadlock.
-inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
+template <int head_dim>
+__device__ void produce_d_y(Shared<head_dim>& s, const CUtensorMap& y, const CUtensorMap& d_y, const Parameters& p) {
   follow_tiles(s, [&](const KeyTile& t, int i, const PipelineState<tiles.stages>& at) {
     const int n = at.stage;
     if (!t.own(i)) {
@@ -160,10 +164,11 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
       fence_async_proxy_global();
     }
     mbarrier_wait(s.d_y_empty[n], at.parity ^ 1);
-    mbarrier_arrive_expect_tx(s.d_y_full[n], sizeof(s.d_y[n]) + (t.own(i) ? sizeof(s.d_s[n]) : sizeof(s.delta[n])));
-    load_rows(s.d_y[n], d_y, i * p.step_tokens, t.head, s.d_y_full[n]);
+    mbarrier_arrive_expect_tx(s.d_y_full[n],
+                              sizeof(s.d_y[n]) + (t.own(i) ? tile_bytes<head_dim>(step) : sizeof(s.delta[n])));
+    load_rows<head_dim>(s.d_y[n], d_y, i * p.step_tokens, t.head, s.d_y_full[n]);
     if (t.own(i)) {
-      load_rows(s.d_s[n], y, i * p.step_tokens, t.head, s.d_y_full[n]);
+      load_rows<head_dim>(s.d_s[n], y, i * p.step_tokens, t.head, s.d_y_full[n]);
     } else {
       bulk_load(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
     }
@@ -172,7 +177,8 @@ inline __device__ void produce_d_y(Shared& s, const CUtensorMap& y, const CUtens
 
 /// Epilogue, one thread: tells other thread blocks, if there are any that add to d_q, that delta of a tile's own
 /// queries is ready; then stores the tile's d_k and d_v by TMA.
-inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
+template <int head_dim>
+__device__ void epilogue(Shared<head_dim>& s, const CUtensorMap& d_k, const CUtensorMap& d_v, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
     mbarrier_wait(s.tile_full[n], at.parity);
@@ -183,8 +189,8 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
       if (t.first + i < t.closing) store_release(&p.progress(t.head, t.first + i).delta_ready, 1);
     }
     mbarrier_wait(s.d_tile_full[n], at.parity);
-    store_rows(d_v, s.v[n], t.block * p.block_tokens, t.head);
-    store_rows(d_k, s.k[n], t.block * p.block_tokens, t.head);
+    store_rows<head_dim>(d_v, s.v[n], t.block * p.block_tokens, t.head);
+    store_rows<head_dim>(d_k, s.k[n], t.block * p.block_tokens, t.head);
     tma_store_commit();
     tma_store_wait_read<0>();
     mbarrier_arrive(s.tile_empty[n]);
@@ -198,7 +204,8 @@ inline __device__ void epilogue(Shared& s, const CUtensorMap& d_k, const CUtenso
 /// announced when the next tile begins, whose first steps are its own and wait for no other tile. The last tile that
 /// adds to a step clears the step's progress instead: all others have read it, since they read delta_ready before they
 /// add.
-inline __device__ void take_turns(Shared& s, const Parameters& p) {
+template <int head_dim>
+__device__ void take_turns(Shared<head_dim>& s, const Parameters& p) {
   StepProgress* steps[tiles.stages] = {};
   int added[tiles.stages] = {};  ///< 0: all
   const auto announce = [&](const PipelineState<tiles.stages>& at) {

@@ -27,7 +27,7 @@ struct AttentionCompositionGradients {
   Mat<acc_t<T>> d_w1, d_w2;  ///< +=
 };
 
-// CUDA: T = bf16, D = attention_head_dim, scale > 0, at most max_composition_window keys (cuda_limits.hpp), a length
+// CUDA: T = bf16, D = wide_head_dim, scale > 0, at most max_composition_window keys (cuda_limits.hpp), a length
 // that is a multiple of 64; rows of bf16 are aligned to 16 bytes; else std::invalid_argument. Operands of the matrix
 // products are rounded to bf16, their sums are float. Each element of a gradient belongs to one warp, so that all
 // results are reproducible bit for bit.

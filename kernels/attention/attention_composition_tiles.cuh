@@ -15,7 +15,7 @@
 
 namespace nanorun::kernels::cuda::composition {
 
-constexpr int head_dim = attention_head_dim;
+constexpr int head_dim = wide_head_dim;
 constexpr int warps = 4, threads = warps * warp_size;
 constexpr int warp_rows = 16, warp_band = 128;
 constexpr int own_rows = warps * warp_rows;        ///< rows that a thread block computes

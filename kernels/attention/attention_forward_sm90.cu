@@ -25,7 +25,8 @@ constexpr int stages = 5;
 /// and of y [64 queries, head_dim].
 using Scores = Accumulator<tiles.block>;
 using Probabilities = RegisterOperand<tiles.block>;
-using Values = Accumulator<tiles.head_dim>;
+template <int head_dim>
+using Values = Accumulator<head_dim>;
 
 struct QueryTile {
   int head, block;  ///< head -1: no tiles are left
@@ -33,9 +34,10 @@ struct QueryTile {
 };
 
 /// The ring holds the blocks of k and v in the order of their use: k(0), k(1), v(0), k(2), v(1) and so on.
+template <int head_dim>
 struct alignas(1024) Shared {
-  std::byte q[tiles.stages][tile_bytes(tiles.block)];  ///< in the end the tile's y
-  std::byte ring[stages][tile_bytes(tiles.block)];
+  std::byte q[tiles.stages][tile_bytes<head_dim>(tiles.block)];  ///< in the end the tile's y
+  std::byte ring[stages][tile_bytes<head_dim>(tiles.block)];
   int first_key[tiles.stages][tiles.block];  ///< first key of each of the tile's queries
   QueryTile tile[tiles.stages];              ///< which tile q holds; the barriers of q cover it
   Mbarrier q_full[tiles.stages], q_empty[tiles.stages];
@@ -63,14 +65,15 @@ __device__ QueryTile query_tile(const Parameters& p, int tile) {
 __device__ unsigned take_tile(const Parameters& p) { return atomicInc(p.counters.next_tile, p.scheduler.count() - 1); }
 
 /// Producer, one thread: takes tiles from the scheduler and loads q, k and v.
-__device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
+template <int head_dim>
+__device__ void produce(Shared<head_dim>& s, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v,
                         const Parameters& p) {
   PipelineState<tiles.stages> q_at;
   PipelineState<stages> at;
   const auto load = [&](const CUtensorMap& map, int head, int b) {
     mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
     mbarrier_arrive_expect_tx(s.full[at.stage], sizeof(s.ring[0]));
-    load_rows(s.ring[at.stage], map, b * p.block_tokens, head, s.full[at.stage]);
+    load_rows<head_dim>(s.ring[at.stage], map, b * p.block_tokens, head, s.full[at.stage]);
     at.advance();
   };
   int head = -1, block = 0;  // of the v that is loaded next
@@ -80,7 +83,7 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
     mbarrier_wait(s.q_empty[n], q_at.parity ^ 1);
     s.tile[n] = t;
     mbarrier_arrive_expect_tx(s.q_full[n], sizeof(s.q[n]) + sizeof(s.first_key[n]));
-    load_rows(s.q[n], q, t.block * p.block_tokens, t.head, s.q_full[n]);
+    load_rows<head_dim>(s.q[n], q, t.block * p.block_tokens, t.head, s.q_full[n]);
     bulk_load(s.first_key[n], p.mask.first_key + t.block * tiles.block, sizeof(s.first_key[n]), s.q_full[n]);
     QueryTile next = t;
     for (int b = t.block; b >= t.key_begin; --b) {
@@ -99,13 +102,14 @@ __device__ void produce(Shared& s, const CUtensorMap& q, const CUtensorMap& k, c
 }
 
 /// Epilogue, one thread: stores finished tiles by TMA.
-__device__ void store(Shared& s, const CUtensorMap& y, const Parameters& p) {
+template <int head_dim>
+__device__ void store(Shared<head_dim>& s, const CUtensorMap& y, const Parameters& p) {
   for (PipelineState<tiles.stages> at;; at.advance()) {
     const int n = at.stage;
     mbarrier_wait(s.q_full[n], at.parity);
     if (s.tile[n].head < 0) break;
     mbarrier_wait(s.y_full[n], at.parity);
-    store_rows(y, s.q[n], s.tile[n].block * p.block_tokens, s.tile[n].head);
+    store_rows<head_dim>(y, s.q[n], s.tile[n].block * p.block_tokens, s.tile[n].head);
     tma_store_commit();
     tma_store_wait_read<0>();
     mbarrier_arrive(s.q_empty[n]);
@@ -121,11 +125,12 @@ struct Softmax {
 };
 
 /// s = q kᵀ, not waited for.
+template <int head_dim>
 __device__ __forceinline__ void start_scores(Scores& s, std::uint32_t q, std::uint32_t k) {
   const std::uint64_t q_descriptor = smem_descriptor(q), k_descriptor = smem_descriptor(k);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+  for (int i = 0; i < head_dim / 16; ++i) {
     const int at = i / 4 * column_bytes(tiles.block) + i % 4 * 32;
     wgmma<Major::k, Major::k>(s, advance_descriptor(q_descriptor, at), advance_descriptor(k_descriptor, at), i > 0);
   }
@@ -133,7 +138,8 @@ __device__ __forceinline__ void start_scores(Scores& s, std::uint32_t q, std::ui
 }
 
 /// y (+)= p v, not waited for.
-__device__ __forceinline__ void start_values(Values& y, Probabilities& p, std::uint32_t v, bool accumulate) {
+template <int head_dim>
+__device__ __forceinline__ void start_values(Values<head_dim>& y, Probabilities& p, std::uint32_t v, bool accumulate) {
   const std::uint64_t v_descriptor = smem_descriptor(v, column_bytes(tiles.block));
   wgmma_fence();
 #pragma unroll
@@ -201,9 +207,10 @@ __device__ __forceinline__ void round_to_operand(Probabilities& p, const Scores&
   for (int i = 0; i < tiles.block / 4; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-__device__ __forceinline__ void scale_rows(Values& y, const float (&factor)[2]) {
+template <int n>
+__device__ __forceinline__ void scale_rows(float (&y)[n], const float (&factor)[2]) {
 #pragma unroll
-  for (int i = 0; i < tiles.head_dim / 2; ++i) y[i] *= factor[i / 2 % 2];
+  for (int i = 0; i < n; ++i) y[i] *= factor[i / 2 % 2];
 }
 
 /// Ping-pong scheduling by named barriers 1 and 2: whose turn it is to issue wgmma. (FlashAttention-3:
@@ -219,8 +226,9 @@ __device__ __forceinline__ int row_of(int group) {
 }
 
 /// Epilogue: divides y by the row sums, writes lse, and leaves y in this warpgroup's rows of q, which have been read.
-__device__ __forceinline__ void write_tile(Values& y, const Softmax& rows, Shared& s, const Parameters& p,
-                                           const QueryTile& t, int stage, int group) {
+template <int head_dim>
+__device__ __forceinline__ void write_tile(Values<head_dim>& y, const Softmax& rows, Shared<head_dim>& s,
+                                           const Parameters& p, const QueryTile& t, int stage, int group) {
   const int lane = threadIdx.x % 32, first_row = group * tiles.half + threadIdx.x % warpgroup_size / 32 * 16;
   float inverse[2];
 #pragma unroll
@@ -234,7 +242,7 @@ __device__ __forceinline__ void write_tile(Values& y, const Softmax& rows, Share
   }
   scale_rows(y, inverse);
 #pragma unroll
-  for (int i = 0; i < tiles.head_dim / 16; ++i) {
+  for (int i = 0; i < head_dim / 16; ++i) {
     const std::uint32_t pairs[4] = {pack_bf16(y[8 * i], y[8 * i + 1]), pack_bf16(y[8 * i + 2], y[8 * i + 3]),
                                     pack_bf16(y[8 * i + 4], y[8 * i + 5]), pack_bf16(y[8 * i + 6], y[8 * i + 7])};
     const int chunk = 2 * i + lane / 16;
@@ -248,19 +256,20 @@ __device__ __forceinline__ void write_tile(Values& y, const Softmax& rows, Share
 
 /// Consumer warpgroup: half of each tile's queries. The scores of the next key block are issued together with the
 /// values of the current one, across tile boundaries too.
+template <int head_dim>
 struct Consumer {
-  Shared& s;
+  Shared<head_dim>& s;
   const Parameters& p;
   const int group;
   const float scale_log2 = p.scale * log2_e;
-  Values y;
+  Values<head_dim> y;
   Scores scores;
   Probabilities probabilities;
   Softmax rows;
   PipelineState<tiles.stages> q_at;
   PipelineState<stages> at;
 
-  __device__ __forceinline__ Consumer(Shared& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
+  __device__ __forceinline__ Consumer(Shared<head_dim>& s, const Parameters& p, int group) : s(s), p(p), group(group) {}
 
   __device__ __forceinline__ std::uint32_t q_rows(int stage) const {
     return shared_address(s.q[stage]) + group * tiles.half * 128;
@@ -272,7 +281,7 @@ struct Consumer {
   /// The scores of the very first block.
   __device__ __forceinline__ void begin(const QueryTile& t) {
     mbarrier_wait(s.full[0], 0);
-    start_scores(scores, q_rows(0), shared_address(s.ring[0]));
+    start_scores<head_dim>(scores, q_rows(0), shared_address(s.ring[0]));
     wgmma_wait<0>();
     wgmma_fence_operand(scores);
     release(s.empty[0]);
@@ -285,11 +294,11 @@ struct Consumer {
   /// The values of the very last block.
   __device__ __forceinline__ void end(const QueryTile& t) {
     mbarrier_wait(s.full[at.stage], at.parity);
-    start_values(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
+    start_values<head_dim>(y, probabilities, shared_address(s.ring[at.stage]), t.block > t.key_begin);
     wgmma_wait<0>();
     wgmma_fence_operand(y);
     sync_group(group);  // all its warps have read q
-    write_tile(y, rows, s, p, t, q_at.stage, group);
+    write_tile<head_dim>(y, rows, s, p, t, q_at.stage, group);
   }
 
   __device__ __forceinline__ void run() {
@@ -314,9 +323,9 @@ struct Consumer {
       at.advance();
       mbarrier_wait(s.full[k_at.stage], k_at.parity);
       wait_turn(group);
-      start_scores(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
+      start_scores<head_dim>(scores, q_rows(next_q.stage), shared_address(s.ring[k_at.stage]));
       mbarrier_wait(s.full[v_at.stage], v_at.parity);
-      start_values(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
+      start_values<head_dim>(y, probabilities, shared_address(s.ring[v_at.stage]), b < t.block);
       pass_turn(group);
 
       const Softmax finished = rows;
@@ -331,7 +340,7 @@ struct Consumer {
       wgmma_fence_operand(probabilities);
       release(s.empty[v_at.stage]);
       if (last) {
-        write_tile(y, finished, s, p, t, q_at.stage, group);
+        write_tile<head_dim>(y, finished, s, p, t, q_at.stage, group);
       } else {
         scale_rows(y, rows.factor);
       }
@@ -344,12 +353,13 @@ struct Consumer {
   }
 };
 
+template <int head_dim>
 __global__ void __launch_bounds__(tiles.threads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
                    const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
+  Shared<head_dim>& s = *reinterpret_cast<Shared<head_dim>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < tiles.stages; ++i) {
       mbarrier_init(s.q_full[i], 1);
@@ -371,7 +381,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
     if (threadIdx.x == 32) store(s, y, p);
   } else {
     setmaxnreg_inc<consumer_registers>();
-    Consumer(s, p, warpgroup - 1).run();
+    Consumer<head_dim>(s, p, warpgroup - 1).run();
   }
 }
 
@@ -381,16 +391,19 @@ template <class T>
 void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                        const AttentionMask& mask, Workspace) {
   require_attention(in, mask, lse);
-  const int k_and_v_of_row = 2 * tile_bytes(1);
-  const Parameters p{mask,
-                     TileScheduler(mask.length, separate_heads(in), k_and_v_of_row),
-                     lse,
-                     in.scale,
-                     tiles.block / rows_of_token(in),
-                     Counters(stream)};
-  launch_attention<Shared>("attention_forward", forward_kernel, std::min(p.scheduler.count(), sm_count()), stream,
-                           rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
-                           rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
+  for_head_dim(in, [&](auto head_dim) {
+    const int k_and_v_of_row = 2 * tile_bytes<head_dim>(1);
+    const Parameters p{mask,
+                       TileScheduler(mask.length, separate_heads(in), k_and_v_of_row),
+                       lse,
+                       in.scale,
+                       tiles.block / rows_of_token(in),
+                       Counters(stream)};
+    launch_attention<Shared<head_dim>>("attention_forward", forward_kernel<head_dim>,
+                                       std::min(p.scheduler.count(), sm_count()), stream,
+                                       rows_map(in.q, tiles.block, in), rows_map(in.k, tiles.block, in),
+                                       rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
+  });
 }
 
 template void attention_forward(Stream, Mat<bf16>, Mat<float>, const AttentionInputs<bf16>&, const AttentionMask&,

@@ -1,6 +1,6 @@
-// QKV projection with QK norm, rotary embedding and value residual in the GEMM's epilogue. A head's 128 columns of a
-// row lie in the accumulators of four neighbouring threads, and two columns that the rotation pairs lie in one thread.
-// So the norm needs a sum over four lanes, and the rest needs no exchange.
+// QKV projection with QK norm, rotary embedding and value residual in the GEMM's epilogue. A tile has the 128 columns
+// of one head or of two. Those of a row lie in the accumulators of four neighbouring threads, and two columns that the
+// rotation pairs lie in one thread. So the norm needs a sum over four lanes, and the rest needs no exchange.
 
 #include "kernels/attention/attention_projection.hpp"
 
@@ -14,13 +14,13 @@ namespace {
 using namespace fused;
 using namespace sm90;
 
-constexpr int head_dim = attention_head_dim, half = head_dim / 2;
-static_assert(tile_n == head_dim);
-
-/// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a head. With `paired`,
-/// every other head takes row 2 t + 1 of the angles, the others row 2 t.
-template <bool paired, bool has_bias>
+/// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
+/// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
+/// a tile may be one of keys and the second one of values.
+template <int head_dim, bool paired, bool has_bias>
 struct AttentionProjection {
+  static constexpr int half = head_dim / 2;
+  static_assert(tile_n % head_dim == 0);
   using Operand = bf16;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
@@ -38,17 +38,19 @@ struct AttentionProjection {
 
   __device__ void begin(WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& head) const {
-    if (has_bias && tile.col < 3 * width) add_bias_to(head, bias + tile.col);
-    if (tile.col < 2 * width) {
-      norm_rotate(tile, head);
-      if (first_keys && tile.col >= width) {
-        store_offset_keys(tile, head);
-      } else {
-        store_head(tile, qkv, head, tile.col);
-      }
-    } else if (tile.col < 3 * width) {
-      add_value_residual(tile, head);
+  __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& sums) const {
+    if (tile.col >= 3 * width) return;
+    if constexpr (has_bias) add_bias_to(tile, sums);
+#pragma unroll
+    for (int head = 0; head < tile_n / head_dim; ++head) {
+      if (tile.col + head * head_dim < 2 * width) norm_rotate(tile, head, sums + head * head_dim / 2);
+    }
+    if (tile.col + tile_n > 2 * width) {
+      add_value_residual(tile, sums);
+    } else if (first_keys && tile.col >= width) {
+      store_offset_keys(tile, sums);
+    } else {
+      store_columns(tile, qkv, sums, tile.col);
     }
   }
 
@@ -59,24 +61,26 @@ struct AttentionProjection {
   }
   static __device__ int column() { return 2 * (threadIdx.x % 4); }
 
-  static __device__ __forceinline__ void add_bias_to(Fragment& head, const float* of_head) {
+  /// The last tile may be half a tile beyond the values.
+  __device__ __forceinline__ void add_bias_to(const WarpTile& tile, Fragment& sums) const {
 #pragma unroll
-    for (int i = 0; i < head_dim / 8; ++i) {
-      const float2 b = *reinterpret_cast<const float2*>(of_head + 8 * i + column());
+    for (int i = 0; i < tile_n / 8; ++i) {
+      if (head_dim != tile_n && tile.col + 8 * i >= 3 * width) continue;
+      const float2 b = *reinterpret_cast<const float2*>(bias + tile.col + 8 * i + column());
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        head[4 * i + 2 * r] += b.x;
-        head[4 * i + 2 * r + 1] += b.y;
+        sums[4 * i + 2 * r] += b.x;
+        sums[4 * i + 2 * r + 1] += b.y;
       }
     }
   }
 
-  static __device__ __forceinline__ void store_head(WarpTile& tile, const CUtensorMap& map, const Fragment& head,
-                                                    int col) {
-    store_rows(tile, map, col, [&](int i) { return pack_bf16(head[2 * i], head[2 * i + 1]); });
+  static __device__ __forceinline__ void store_columns(WarpTile& tile, const CUtensorMap& map, const Fragment& sums,
+                                                       int col) {
+    store_rows(tile, map, col, [&](int i) { return pack_bf16(sums[2 * i], sums[2 * i + 1]); });
   }
 
-  /// Stores the still dims in the next row; the still dims of token 0 also in row 0.
+  /// Of heads of 128 columns. Stores the still dims in the next row; the still dims of token 0 also in row 0.
   __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
     constexpr int of_maps = sizeof(StagedRows) / 2;
     const int lane = threadIdx.x % 32, col = tile.col - width;
@@ -100,15 +104,16 @@ struct AttentionProjection {
   }
 
   /// 1 / sqrt(mean square + eps) of this thread's r-th row.
-  __device__ __forceinline__ float inverse_rms(const Fragment& head, int r) const {
+  __device__ __forceinline__ float inverse_rms(const float* head, int r) const {
     float squares = 0;
 #pragma unroll
     for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
     return rsqrtf(group_sum(squares, 4) / head_dim + eps);
   }
 
-  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, Fragment& head) const {
-    const int at_head = tile.col / head_dim;
+  /// `number`: of the head in the tile.
+  __device__ __forceinline__ void norm_rotate(const WarpTile& tile, int number, float* head) const {
+    const int at_head = tile.col / head_dim + number;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
@@ -135,42 +140,53 @@ struct AttentionProjection {
     second = x2 * c - x1 * s;
   }
 
-  /// Stores v', and unless that is `in_place` also v.
-  __device__ __forceinline__ void add_value_residual(WarpTile& tile, Fragment& head) const {
+  /// Columns [8 i, 8 i + 8) of a tile whose first one is column `col` of v, which is negative in a half of keys.
+  __device__ __forceinline__ bool are_values(int col, int i) const {
+    return head_dim == tile_n || (col + 8 * i >= 0 && col + 8 * i < width);
+  }
+
+  /// Stores v', and unless that is `in_place` also v; of a tile whose first half is one of keys also these.
+  __device__ __forceinline__ void add_value_residual(WarpTile& tile, Fragment& sums) const {
     const int col = tile.col - 2 * width;
-    std::uint32_t u[head_dim / 4];  // the second source: the pair of elements 2 i and 2 i + 1
+    std::uint32_t u[tile_n / 4];  // the second source: the pair of elements 2 i and 2 i + 1
     load_second_source(tile, col, u);
     const auto [l0, l1] = residual.factors();
-    if (!residual.in_place) store_head(tile, qkv, head, tile.col);
+    if (!residual.in_place) store_columns(tile, qkv, sums, tile.col);
     const float own = adds_itself ? l0 + l1 : l0;
 #pragma unroll
-    for (int i = 0; i < head_dim / 4; ++i) {
-      head[2 * i] = own * head[2 * i] + l1 * __uint_as_float(u[i] << 16);
-      head[2 * i + 1] = own * head[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
+    for (int i = 0; i < tile_n / 4; ++i) {
+      if (!are_values(col, i / 2)) continue;
+      sums[2 * i] = own * sums[2 * i] + l1 * __uint_as_float(u[i] << 16);
+      sums[2 * i + 1] = own * sums[2 * i + 1] + l1 * __uint_as_float(u[i] & 0xFFFF0000u);
     }
-    store_head(tile, v_out, head, col);
+    if (residual.in_place) {
+      store_columns(tile, qkv, sums, tile.col);
+    } else {
+      store_columns(tile, v_out, sums, col);
+    }
   }
 
   __device__ __forceinline__ void load_second_source(const WarpTile& tile, int col,
-                                                     std::uint32_t (&u)[head_dim / 4]) const {
+                                                     std::uint32_t (&u)[tile_n / 4]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1);
       const bf16* const source = adds_source ? residual.source.row(residual.source_row(t)) + col + column() : nullptr;
 #pragma unroll
-      for (int i = 0; i < head_dim / 8; ++i) {
-        u[2 * i + r] = adds_source ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
+      for (int i = 0; i < tile_n / 8; ++i) {
+        const bool adds = adds_source && are_values(col, i);
+        u[2 * i + r] = adds ? *reinterpret_cast<const std::uint32_t*>(source + 8 * i) : 0;
       }
     }
   }
 };
 
-template <bool paired, bool has_bias>
+template <int head_dim, bool paired, bool has_bias>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
              Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
-  AttentionProjection<paired, has_bias> op{};
+  AttentionProjection<head_dim, paired, has_bias> op{};
   op.bias = bias;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
@@ -204,20 +220,23 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
   constexpr const char* name = "attention_projection_forward";
   const int width = v_out.cols;
   assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
-  if (width != rotary.heads * head_dim) {
-    throw std::invalid_argument(std::string(name) + ": heads must be " + std::to_string(head_dim) + " wide");
-  }
+  const bool wide = width == rotary.heads * 128;
+  if (!wide && width != rotary.heads * 64)
+    throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
+  if (!wide && rotary.key_offset)
+    throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
   require_vectors(name, residual.source);
   require_bias(name, bias);
   if (x.rows == 0) return;
-  const auto run = [&](auto project) {
-    project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
+  const auto run = [&]<bool has_bias>(std::bool_constant<has_bias>) {
+    const auto projection = wide ? (rotary.paired ? project<128, true, has_bias> : project<128, false, has_bias>)
+                                 : (rotary.paired ? project<64, true, has_bias> : project<64, false, has_bias>);
+    projection(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
   };
-  if (bias.empty()) return run(rotary.paired ? project<true, false> : project<false, false>);
-  run(rotary.paired ? project<true, true> : project<false, true>);
+  bias.empty() ? run(std::false_type()) : run(std::true_type());
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,

@@ -2,8 +2,10 @@
 // Shared by the two directions of Hopper attention: tile sizes, tile scheduler, checks of the arguments.
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "kernels/attention/attention.hpp"
 #include "kernels/device/cuda_limits.hpp"
@@ -17,7 +19,6 @@ namespace nanorun::kernels::cuda {
 /// Warp specialisation: a thread block has one producer warpgroup, which issues TMA, and two consumer warpgroups, which
 /// compute half of the tile's rows each.
 struct AttentionTiles {
-  int head_dim = attention_head_dim;
   int block = attention_block;     ///< queries and keys of a forward tile, keys of a backward tile
   int half = attention_block / 2;  ///< rows of one consumer warpgroup, queries of a backward step
   int stages = 2;
@@ -27,7 +28,10 @@ struct AttentionTiles {
 constexpr AttentionTiles attention_tiles() { return {}; }
 
 /// Bytes of a [rows, head_dim] tile.
-constexpr int tile_bytes(int rows) { return rows * attention_tiles().head_dim * static_cast<int>(sizeof(bf16)); }
+template <int head_dim>
+constexpr int tile_bytes(int rows) {
+  return rows * head_dim * static_cast<int>(sizeof(bf16));
+}
 
 /// Rows of attention that each token has in a head: two where heads are paired.
 inline int rows_of_token(const AttentionInputs<bf16>& in) { return in.paired ? 2 : 1; }
@@ -37,16 +41,18 @@ inline int separate_heads(const AttentionInputs<bf16>& in) { return in.heads / r
 
 /// Tensor map by which load_rows() and store_rows() move boxes of a head's rows of x [T, H D].
 inline CUtensorMap rows_map(Mat<const bf16> x, int box_rows, const AttentionInputs<bf16>& in) {
-  return parts_map(x, rows_of_token(in), box_rows, attention_tiles().head_dim);
+  return parts_map(x, rows_of_token(in), box_rows, in.q.cols / in.heads);
 }
 
 /// One thread: the box of this head's rows that begins at `token`.
+template <int head_dim>
 __device__ __forceinline__ void load_rows(void* shared, const CUtensorMap& map, int token, int head,
                                           sm90::Mbarrier& barrier) {
-  sm90::tma_load(shared, map, 0, 0, token, 2 * head, barrier);
+  sm90::tma_load(shared, map, 0, 0, token, head_dim / panel_columns * head, barrier);
 }
+template <int head_dim>
 __device__ __forceinline__ void store_rows(const CUtensorMap& map, const void* shared, int token, int head) {
-  sm90::tma_store(map, shared, 0, 0, token, 2 * head);
+  sm90::tma_store(map, shared, 0, 0, token, head_dim / panel_columns * head);
 }
 
 /// Arrives once for the whole warp: its wgmma has read a stage, or its lanes have written.
@@ -121,13 +127,27 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   };
   const int rows = rows_of_token(in);
   require(in.heads % rows == 0, "an odd number of heads cannot be paired");
-  require(in.heads > 0 && in.q.cols == in.heads * attention_tiles().head_dim,
-          "head_dim must be " + std::to_string(attention_head_dim));
+  require(in.heads > 0 && in.q.cols % in.heads == 0, "heads must have one width");
   require(mask.length > 0 && mask.length % attention_block == 0,
           "length must be a positive multiple of " + std::to_string(attention_block));
   require(in.q.rows * rows == mask.length && lse.cols == mask.length, "mask and tensors differ in length");
   require(in.scale > 0, "scale must be positive");
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
+}
+
+/// Calls body(std::integral_constant<int, head_dim>). Throws std::invalid_argument for a width of the heads that is
+/// none of attention_head_dims.
+template <class Body>
+void for_head_dim(const AttentionInputs<bf16>& in, const Body& body) {
+  static_assert(std::size(attention_head_dims) == 2);
+  switch (in.q.cols / in.heads) {
+    case attention_head_dims[0]:
+      return body(std::integral_constant<int, attention_head_dims[0]>{});
+    case attention_head_dims[1]:
+      return body(std::integral_constant<int, attention_head_dims[1]>{});
+    default:
+      throw std::invalid_argument("attention: head_dim must be 64 or 128");
+  }
 }
 
 /// Launches with the dynamic shared memory that `Shared` needs.

@@ -10,8 +10,10 @@ namespace nanorun::kernels::cuda {
 inline constexpr int max_row = 4096;
 /// Rows of the stream and of lookup tables have a multiple of this many elements.
 inline constexpr int row_vector = 8;
-/// Width of an attention head, exactly.
-inline constexpr int attention_head_dim = 128;
+/// Widths of an attention head.
+inline constexpr int attention_head_dims[] = {64, 128};
+/// Width of a head that is composed, or whose keys are offset.
+inline constexpr int wide_head_dim = 128;
 /// Largest product of heads and tokens of a sequence in the backward pass of attention.
 inline constexpr std::int64_t max_attention_rows = std::int64_t{1} << 24;
 /// Most keys of a composed head.

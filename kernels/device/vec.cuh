@@ -227,6 +227,9 @@ void for_vectors_per_lane(const char* op, int cols, Launch&& launch) {
   if (needed <= 2) return launch(std::integral_constant<int, 2>());
   if (needed <= 3) return launch(std::integral_constant<int, 3>());
   if (needed <= 4) return launch(std::integral_constant<int, 4>());
+  if (needed <= 5) return launch(std::integral_constant<int, 5>());
+  if (needed <= 6) return launch(std::integral_constant<int, 6>());
+  if (needed <= 7) return launch(std::integral_constant<int, 7>());
   if (needed <= 8) return launch(std::integral_constant<int, 8>());
   if (needed <= 16) return launch(std::integral_constant<int, 16>());
   throw std::invalid_argument(std::string(op) + ": at most " + std::to_string(max_row) + " columns");

@@ -61,6 +61,7 @@ using RegisterOperand = std::uint32_t[cols / 4];
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define NANORUN_D32(i) NANORUN_D8(i), NANORUN_D8(i + 8), NANORUN_D8(i + 16), NANORUN_D8(i + 24)
+#define NANORUN_R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NANORUN_R32                                                                                                \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, "                                                                                                          \
@@ -69,6 +70,17 @@ using RegisterOperand = std::uint32_t[cols / 4];
   NANORUN_R32                                                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/// d [64, 32] (+)= a [64, 16] b [16, 32], both operands in shared memory.
+template <Major major_a, Major major_b>
+__device__ __forceinline__ void wgmma(Accumulator<32>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NANORUN_R16 "}, %16, %17, p, 1, 1, %19, %20;\n}\n"
+      : NANORUN_D8(0), NANORUN_D8(8)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
+        "n"(static_cast<int>(major_b)));
+}
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], both operands in shared memory.
 template <Major major_a, Major major_b>
@@ -102,8 +114,20 @@ __device__ __forceinline__ void wgmma_e4m3(Accumulator<128>& d, std::uint64_t a,
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-/// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
+/// d [64, 64] (+)= a [64, 16] b [16, 64], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
+template <Major major_b>
+__device__ __forceinline__ void wgmma(Accumulator<64>& d, const std::uint32_t* a, std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
+      : NANORUN_D32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(major_b)));
+}
+
+/// d [64, 128] (+)= a [64, 16] b [16, 128], a in registers as above.
 template <Major major_b>
 __device__ __forceinline__ void wgmma(Accumulator<128>& d, const std::uint32_t* a, std::uint64_t b, bool accumulate) {
   asm volatile(
@@ -130,6 +154,7 @@ __device__ __forceinline__ void wgmma_e5m2_e4m3(Accumulator<128>& d, const std::
 
 #undef NANORUN_R64
 #undef NANORUN_R32
+#undef NANORUN_R16
 #undef NANORUN_D32
 #undef NANORUN_D8
 

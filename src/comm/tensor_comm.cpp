@@ -81,7 +81,9 @@ std::size_t TensorComm::memory_bytes(Level level, const NodeLayout& layout, cons
   if (level == Level::inside) {
     return seats == 1 ? 0 : NodeCollectives::memory_bytes() + Transport::library_bytes(seats, config.transport);
   }
-  return nodes == 1 ? 0 : RailCollectives::memory_bytes() + Transport::rail_library_bytes(nodes);
+  // Nodes that the deck makes may be larger NVLink domains, in which NCCL's connections take memory.
+  const bool on_one_machine = config.ranks_per_node > 0;
+  return nodes == 1 ? 0 : RailCollectives::memory_bytes() + Transport::rail_library_bytes(nodes, on_one_machine);
 }
 
 void TensorComm::share_bytes(std::span<std::byte> memory) {

@@ -69,9 +69,9 @@ class Transport {
   /// sum. Between nodes fewer are enough on devices.
   static const std::size_t incoming_bytes, rail_incoming_bytes;
   /// Bytes of device memory that communication libraries take, an estimate: inside a node of so many ranks, and on a
-  /// rail of so many nodes.
+  /// rail of so many nodes, which may be parts of one machine.
   static std::size_t library_bytes(int ranks, TransportChoice choice);
-  static std::size_t rail_library_bytes(int nodes);
+  static std::size_t rail_library_bytes(int nodes, bool on_one_machine);
 
  protected:
   kernels::Stream stream() const { return stream_; }

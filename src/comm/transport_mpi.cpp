@@ -55,7 +55,7 @@ const std::size_t Transport::rail_incoming_bytes = Transport::incoming_bytes;
 int Transport::peers_in_node(int, TransportChoice) { return 1; }
 
 std::size_t Transport::library_bytes(int, TransportChoice) { return 0; }
-std::size_t Transport::rail_library_bytes(int) { return 0; }
+std::size_t Transport::rail_library_bytes(int, bool) { return 0; }
 
 std::unique_ptr<Transport> connect(Comm& comm, kernels::Stream stream, TransportChoice) {
   return std::make_unique<MpiTransport>(comm, stream);

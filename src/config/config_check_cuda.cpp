@@ -1,5 +1,9 @@
 // Rules of the CUDA build: what its ops can compute.
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "kernels/device/cuda_limits.hpp"
 #include "src/config/config_check.hpp"
 
@@ -10,9 +14,16 @@ namespace limits = kernels::cuda;
 void check_cuda(Rules& rules, Passes passes) {
   const Config& config = rules.config;
   const ModelConfig& model = config.model;
-  rules.require(model.head_dim == limits::attention_head_dim, {"model.head_dim"},
+  rules.require(std::ranges::count(limits::attention_head_dims, model.head_dim) > 0, {"model.head_dim"},
                 "model.head_dim = {}: attention on CUDA devices supports {} only", model.head_dim,
-                limits::attention_head_dim);
+                fmt::join(limits::attention_head_dims, " and "));
+  const auto require_wide = [&](const std::vector<int>& layers, const std::string& key) {
+    rules.require(layers.empty() || model.head_dim == limits::wide_head_dim, {"model.head_dim", key},
+                  "model.head_dim = {} must be {} on CUDA devices, as {} names layers", model.head_dim,
+                  limits::wide_head_dim, key);
+  };
+  require_wide(model.key_offset_layers, "model.key_offset_layers");
+  require_wide(model.composed_layers, "model.composed_layers");
   rules.require(model.width <= limits::max_row, {"model.width"}, "model.width = {} must be at most {} on CUDA devices",
                 model.width, limits::max_row);
   rules.require(padded_vocabulary(model) <= limits::max_vocabulary, {"model.vocabulary"},

@@ -55,20 +55,20 @@ std::vector<ShardInfo> ShardOpener::read_batch(const ShardList& list, std::size_
   std::vector<ShardInfo> shards;
   for (std::string& path : share_paths(list, size)) shards.push_back({.path = std::move(path)});
   std::vector<std::uint64_t> numbers(numbers_of(shards.front()).size() * size);
+  const auto memory = std::make_shared<NodeMemory>(comm_, size * sizeof(FileCheck));
+  auto* const checks = reinterpret_cast<FileCheck*>(memory->data());
   const auto numbers_at = [&](std::size_t i) {
     const std::size_t count = numbers.size() / size;
     return std::span(numbers).subspan(i * count, count);
   };
   for (std::size_t i = comm_.rank(); i < size; i += comm_.size()) {
     try {
-      std::ranges::copy(numbers_of(read_shard_info(shards[i].path)), numbers_at(i).begin());
+      std::ranges::copy(numbers_of(read_shard_info(shards[i].path, checks + i)), numbers_at(i).begin());
     } catch (const Error& error) {
       failures_.emplace(shards[i].path, error);
     }
   }
   comm_.all_reduce(std::span(numbers), Reduce::sum);
-  const auto memory = std::make_shared<NodeMemory>(comm_, size * sizeof(FileCheck));
-  auto* const checks = reinterpret_cast<FileCheck*>(memory->data());
   for (std::size_t i = 0; i < size; ++i) {
     set_numbers(shards[i], numbers_at(i));
     shards[i].check = std::shared_ptr<FileCheck>(memory, checks + i);

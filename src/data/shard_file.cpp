@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -57,6 +58,7 @@ ShardInfo read_info(const h5::File& file) {
     fail("{}: /checksums has shape [{}], which does not match {} tokens", path,
          fmt::join(file.shape("checksums"), ", "), info.count);
   }
+  info.first_byte = file.first_byte<Token>("tokens");
   info.checksum = checksum_of_checksums(file, shard_blocks(info.count));
   if (version > 2) {
     info.tokenizer = file.read_text_attribute("/", "tokenizer");
@@ -81,7 +83,9 @@ std::uint64_t checksum_of_samples(const BinFile& file) {
 }
 
 ShardInfo read_info(const BinFile& file) {
-  return {file.path(), file.count(), bin_vocabulary, bin_end_of_text, checksum_of_samples(file)};
+  ShardInfo info{file.path(), file.count(), bin_vocabulary, bin_end_of_text, checksum_of_samples(file)};
+  info.first_byte = bin_first_byte;
+  return info;
 }
 
 using ShardFile = std::variant<h5::File, BinFile>;
@@ -97,16 +101,30 @@ ShardInfo read_info(const ShardFile& file) {
 
 }  // namespace
 
+/// Throws where the file at expected.path does not hold what is expected. Returns where its tokens begin.
+std::uint64_t require_same(const ShardInfo& expected) {
+  const ShardFile file = open_shard(expected.path);
+  const ShardInfo found = read_info(file);
+  if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
+    fail(
+        "{}: changed since the run began, or another node has another copy: had {} tokens and vocabulary {}, now {} "
+        "and {}",
+        expected.path, expected.count, expected.vocabulary, found.count, found.vocabulary);
+  }
+  const bool names_end = std::holds_alternative<h5::File>(file);  // a .bin file names no end of text
+  if (found.checksum != expected.checksum || (names_end && found.end_of_text != expected.end_of_text)) {
+    fail("{}: changed since the run began, or another node has another copy: its tokens differ", expected.path);
+  }
+  return found.first_byte;
+}
+
 /// A shard held open for reading, which notices when the file changes underneath.
 class ShardReader::OpenShard {
  public:
-  explicit OpenShard(const ShardInfo& expected)
-      : path_(expected.path), state_(state_of(path_, ExitCode::data)), file_(open_shard(path_)) {
-    if (expected.check) {
-      expected.check->once(state_, [&] { require_same(expected); });
-    } else {
-      require_same(expected);
-    }
+  explicit OpenShard(const ShardInfo& expected) : path_(expected.path), state_(state_of(path_, ExitCode::data)) {
+    const auto check = [&] { return require_same(expected); };
+    first_byte_ = expected.check ? expected.check->once(state_, check) : check();
+    file_ = open_to_read(path_, ExitCode::data);
   }
 
   const std::string& path() const { return path_; }
@@ -114,41 +132,24 @@ class ShardReader::OpenShard {
   /// Fills `tokens` with the shard's tokens from `first` on; all must be smaller than `vocabulary`.
   void read(std::uint64_t first, std::span<Token> tokens, std::uint64_t vocabulary) const {
     try {
-      if (const auto* bin = std::get_if<BinFile>(&file_)) {
-        bin->read(first, tokens);
-      } else {
-        std::get<h5::File>(file_).read<Token>("tokens", {first}, {tokens.size()}, tokens);
-      }
+      read_at(file_, path_, first_byte_ + sizeof(Token) * first, std::as_writable_bytes(tokens), ExitCode::data);
     } catch (const Error&) {
       require_unchanged();
       throw;
     }
-    require_unchanged();  // HDF5 reads zeros where a file has lost its tail
+    require_unchanged();
     check_tokens(tokens, first, vocabulary, path_);
   }
 
  private:
-  void require_same(const ShardInfo& expected) const {
-    const ShardInfo found = read_info(file_);
-    if (found.count != expected.count || found.vocabulary != expected.vocabulary) {
-      fail(
-          "{}: changed since the run began, or another node has another copy: had {} tokens and vocabulary {}, now {} "
-          "and {}",
-          expected.path, expected.count, expected.vocabulary, found.count, found.vocabulary);
-    }
-    const bool names_end = std::holds_alternative<h5::File>(file_);  // a .bin file names no end of text
-    if (found.checksum != expected.checksum || (names_end && found.end_of_text != expected.end_of_text)) {
-      fail("{}: changed since the run began, or another node has another copy: its tokens differ", expected.path);
-    }
-  }
-
   void require_unchanged() const {
     if (state_of(path_, ExitCode::data) != state_) fail("{}: changed while the run was reading it", path_);
   }
 
   std::string path_;
   FileState state_;
-  ShardFile file_;
+  std::uint64_t first_byte_;  ///< of the tokens
+  Descriptor file_;
 };
 
 ShardReader::ShardReader() = default;
@@ -183,7 +184,13 @@ void require_vocabulary(const std::string& what, std::uint64_t vocabulary, std::
     fail("{}: impossible vocabulary {} with end-of-text token {}", what, vocabulary, end_of_text);
 }
 
-ShardInfo read_shard_info(const std::string& path) { return read_info(open_shard(path)); }
+ShardInfo read_shard_info(const std::string& path, FileCheck* check) {
+  std::optional<FileState> state;
+  quietly([&] { state = state_of(path, ExitCode::data); });
+  const ShardInfo info = read_info(open_shard(path));
+  if (check != nullptr && state) check->pass(*state, info.first_byte);
+  return info;
+}
 
 std::string content_of(const ShardInfo& shard) { return fmt::format("{} {:016x}", shard.count, shard.checksum); }
 

@@ -35,6 +35,7 @@ struct ShardInfo {
   std::uint64_t checksum = 0;            ///< h5::checksum of /checksums; for a .bin file, of a sample of its tokens
   std::string tokenizer{};               ///< Tokenizer::name() of the tokenizer that encoded the text; empty: not known
   std::uint64_t tokenizer_checksum = 0;  ///< Tokenizer::checksum() of the same; 0: not known
+  std::uint64_t first_byte = 0;          ///< of the tokens in the file that this rank has opened; 0: it has not
   std::shared_ptr<FileCheck> check{};    ///< that ranks of this node share; null: each reader checks the file
 };
 
@@ -58,8 +59,9 @@ void require_vocabulary(const std::string& what, std::uint64_t vocabulary, std::
                         std::uint64_t least = 1);
 
 /// Opens a shard, checks its attributes and the extents of its datasets against each other (not its tokens), and
-/// returns its attributes; those of a .bin file are GPT-2's. Throws Error(data).
-ShardInfo read_shard_info(const std::string& path);
+/// returns its attributes; those of a .bin file are GPT-2's. For the readers that share `check`, the file then counts
+/// as checked. Throws Error(data).
+ShardInfo read_shard_info(const std::string& path, FileCheck* check = nullptr);
 
 /// Throws Error(data) naming `file` and the position of the first token id >= vocabulary; tokens[0] is token `first`.
 void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint64_t vocabulary,
@@ -69,8 +71,8 @@ void check_tokens(std::span<const Token> tokens, std::uint64_t first, std::uint6
 /// Error(data) with a line for each name or pattern that matches nothing.
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns);
 
-/// Reads tokens of shards, and keeps the shard open that it read last. Of the readers that share ShardInfo::check one
-/// compares the file with `shard`.
+/// Reads tokens of shards where they lie in the file, without HDF5, and keeps the shard open that it read last. Of the
+/// readers that share ShardInfo::check one compares the file with `shard`; the others open it once, to read tokens.
 class ShardReader {
  public:
   ShardReader();

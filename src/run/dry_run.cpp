@@ -56,11 +56,9 @@ void plan_training(const Config& config, const DryRun& dry_run) {
   TrainingPlan plan = plan_of(config, table, layout);
   plan.nodes_from = nodes.from;
   plan.available = dry_run.memory.value_or(memory_of_this_machine());
-  if (!dry_run.machine.empty()) {
-    const Machine machine = read_machine(dry_run.machine);
-    plan.step_seconds = predicted_step(machine, plan, model_fingerprint(table.layout()), config.train.sequences);
-    plan.step_error = machine.largest_error;
-  }
+  std::vector<Machine> machines;
+  for (const std::string& path : dry_run.machines) machines.push_back(read_machine(path));
+  predict_steps(machines, plan, model_fingerprint(table.layout()), config.train.sequences);
   const DryRunStart start = plan_start(config, dry_run.ranks, table);
   const DataRemarks data = data_remarks(config, start.data);
   const std::vector<std::string> remarks = remarks_on(config, table, start, data);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -38,6 +39,21 @@ double work_of(const TrainingPlan& plan, const std::string& rule) {
   return 0;
 }
 
+/// Seconds of a step of the plan whose sequences take the work of the machine's study.
+double step_of(const Machine& machine, const TrainingPlan& plan, int sequences) {
+  const PlannedSending& sent = plan.sending.all;
+  const auto transfer = [](const Machine::Link& link, double messages, double bytes) {
+    return link.latency * messages + link.per_byte * bytes;
+  };
+  const double own = machine.per_sequence * sequences / plan.ranks + machine.muon * work_of(plan, "muon") +
+                     machine.adam * work_of(plan, "adam");
+  const double communication = transfer(machine.inside, sent.messages_inside, sent.bytes_inside) +
+                               transfer(machine.between, sent.messages_between, sent.bytes_between);
+  const int rounds = std::bit_width(static_cast<unsigned>(plan.ranks - 1));
+  return own * (1 + machine.spread * slowest(plan.ranks)) + machine.constant + (1 - machine.overlap) * communication +
+         machine.all_reduce * rounds;
+}
+
 }  // namespace
 
 Machine read_machine(const std::string& path) {
@@ -65,26 +81,27 @@ Machine read_machine(const std::string& path) {
   }
 }
 
-double predicted_step(const Machine& machine, const TrainingPlan& plan, const std::string& model, int sequences) {
-  const auto refuse = [&](const std::string& why) {
+void predict_steps(std::span<const Machine> machines, TrainingPlan& plan, const std::string& model, int sequences) {
+  const auto refuse = [](const Machine& machine, const std::string& why) {
     throw Error(ExitCode::usage, fmt::format("{}: tells no step of this deck: {}", machine.path, why));
   };
-  if (machine.model != model) refuse("the study trained another model");
-  if (plan.stages.size() != 1) refuse("the deck has several stages");
-  const double flops = plan.stages.front().flops / sequences;
-  if (std::abs(flops - machine.flops_per_sequence) > 1e-6 * flops)
-    refuse("its sequences take other work: train.length or the windows differ from those of the study");
-  const PlannedSending& sent = plan.sending.all;
-  const auto transfer = [](const Machine::Link& link, double messages, double bytes) {
-    return link.latency * messages + link.per_byte * bytes;
-  };
-  const double own = machine.per_sequence * sequences / plan.ranks + machine.muon * work_of(plan, "muon") +
-                     machine.adam * work_of(plan, "adam");
-  const double communication = transfer(machine.inside, sent.messages_inside, sent.bytes_inside) +
-                               transfer(machine.between, sent.messages_between, sent.bytes_between);
-  const int rounds = std::bit_width(static_cast<unsigned>(plan.ranks - 1));
-  return own * (1 + machine.spread * slowest(plan.ranks)) + machine.constant + (1 - machine.overlap) * communication +
-         machine.all_reduce * rounds;
+  for (const Machine& machine : machines)
+    if (machine.model != model) refuse(machine, "the study trained another model");
+  if (machines.empty()) return;
+  bool predicted = false;
+  for (StagePlan& stage : plan.stages) {
+    const double flops = stage.flops / sequences;
+    const auto machine = std::ranges::find_if(
+        machines, [&](const Machine& machine) { return std::abs(flops - machine.flops_per_sequence) <= 1e-6 * flops; });
+    if (machine == machines.end()) {
+      stage.unknown = "its sequences take other work: train.length or the windows differ from those of the study";
+      continue;
+    }
+    stage.step_seconds = step_of(*machine, plan, sequences);
+    stage.step_error = machine->largest_error;
+    predicted = true;
+  }
+  if (!predicted) refuse(machines.front(), plan.stages.front().unknown);
 }
 
 }  // namespace nanorun

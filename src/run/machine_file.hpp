@@ -1,6 +1,7 @@
 #pragma once
 // What a scaling study has found out about a machine, and the step time that follows from it.
 
+#include <span>
 #include <string>
 
 #include "src/run/training_plan.hpp"
@@ -30,8 +31,9 @@ struct Machine {
 /// Reads a machine.json. Throws Error(usage).
 Machine read_machine(const std::string& path);
 
-/// Seconds of a step of the plan with so many sequences in all. Throws Error(usage) where the study says nothing of
-/// such steps: its model or its FLOPs of a sequence are others, or the plan has several stages.
-double predicted_step(const Machine& machine, const TrainingPlan& plan, const std::string& model, int sequences);
+/// Predicts the step of each stage of a plan with so many sequences in all, by the first machine whose study has made
+/// steps of its FLOPs of a sequence; StagePlan::unknown says of the others why not. Does nothing without machines.
+/// Throws Error(usage) where a study has trained another model, or no stage can be predicted.
+void predict_steps(std::span<const Machine> machines, TrainingPlan& plan, const std::string& model, int sequences);
 
 }  // namespace nanorun

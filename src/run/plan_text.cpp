@@ -81,7 +81,10 @@ Json sent_json(const StepSending& sending) {
 Json stages_json(const std::vector<StagePlan>& stages) {
   Json list = Json::array();
   for (const StagePlan& stage : stages) {
-    list.push_back({{"steps", stage.steps}, {"tokens_per_step", stage.tokens}, {"flops_per_step", stage.flops}});
+    Json& json = list.emplace_back(
+        Json{{"steps", stage.steps}, {"tokens_per_step", stage.tokens}, {"flops_per_step", stage.flops}});
+    if (stage.step_seconds > 0) json["predicted_step_seconds"] = stage.step_seconds;
+    if (!stage.unknown.empty()) json["not_predicted"] = stage.unknown;
   }
   return list;
 }
@@ -157,6 +160,20 @@ void add_sending(Rows& rows, const TrainingPlan& plan) {
   if (plan.nodes > 1) rows.bytes("  bytes to other nodes", sending.bytes_between);
 }
 
+/// A step of each stage, where machines are given.
+void add_prediction(Rows& rows, const Config& config, const TrainingPlan& plan) {
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) {
+    const StagePlan& stage = plan.stages[i];
+    const std::string what = config.stage.empty() ? "predicted step" : fmt::format("predicted step of stage {}", i);
+    if (stage.step_seconds > 0) {
+      rows.add(what, fmt::format("{:.4g} ms; the study was off by up to {:.0f} %", 1e3 * stage.step_seconds,
+                                 100 * stage.step_error));
+    } else if (!stage.unknown.empty()) {
+      rows.add(what, "not known: " + stage.unknown);
+    }
+  }
+}
+
 }  // namespace
 
 std::string plan_text(const Config& config, const ParameterTable& table, const TrainingPlan& plan) {
@@ -166,9 +183,7 @@ std::string plan_text(const Config& config, const ParameterTable& table, const T
   add_memory(rows, plan);
   add_work(rows, config, plan);
   add_sending(rows, plan);
-  if (plan.step_seconds > 0)
-    rows.add("predicted step", fmt::format("{:.4g} ms; the study was off by up to {:.0f} %", 1e3 * plan.step_seconds,
-                                           100 * plan.step_error));
+  add_prediction(rows, config, plan);
   return rows.text();
 }
 
@@ -196,7 +211,8 @@ std::string plan_json(const Config& config, const ParameterTable& table, const T
                {"buckets", buckets_json(config, table)},
                {"deck", to_toml(config)}};
   if (plan.available > 0) json["available_bytes"] = static_cast<std::uint64_t>(plan.available);
-  if (plan.step_seconds > 0) json["predicted_step_seconds"] = plan.step_seconds;
+  if (config.stage.empty() && plan.stages.front().step_seconds > 0)
+    json["predicted_step_seconds"] = plan.stages.front().step_seconds;
   for (const auto& [rule, work] : plan.work) json["work"][rule] = work;
   for (const std::string& remark : remarks) {
     static constexpr std::string_view prefix = "warning: ";

@@ -34,6 +34,10 @@ struct StagePlan {
   long steps = 0;
   std::uint64_t tokens = 0;  ///< tokens of a step, on all ranks together
   double flops = 0;          ///< FLOPs of a step, on all ranks together
+  // Where machines are given:
+  double step_seconds = 0;  ///< predicted; 0: `unknown` says why not
+  double step_error = 0;    ///< largest relative error of the study that predicts it
+  std::string unknown{};
 };
 
 /// What a rank sends in a step to others of its node and to other nodes: means over the steps of an
@@ -68,8 +72,6 @@ struct TrainingPlan {
   std::string nodes_from{};  ///< the option or key that says how many ranks a node has
   MemoryPlan memory;
   double available = 0;           ///< bytes of memory that a rank has; 0: not known
-  double step_seconds = 0;        ///< predicted for a machine; 0: none is given
-  double step_error = 0;          ///< largest relative error of that machine's study
   std::vector<StagePlan> stages;  ///< one without stages in the deck, with the FLOPs of the widest window
   std::uint64_t tokens = 0;       ///< tokens of all steps
   std::vector<std::pair<std::string, double>> work;  ///< by name of a rule: UpdateRule::work() of the busiest rank

@@ -57,7 +57,7 @@ BinFile::BinFile(const std::string& path) : path_(path), file_(open_to_read(path
 }
 
 void BinFile::read(std::uint64_t first, std::span<Token> tokens) const {
-  read_at(file_, path_, sizeof(header_) + sizeof(Token) * first, std::as_writable_bytes(tokens), ExitCode::data);
+  read_at(file_, path_, bin_first_byte + sizeof(Token) * first, std::as_writable_bytes(tokens), ExitCode::data);
 }
 
 }  // namespace nanorun

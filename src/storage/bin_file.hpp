@@ -16,6 +16,7 @@ namespace nanorun {
 inline constexpr std::int32_t bin_magic = 20240520;  ///< first 32 bits
 inline constexpr std::int32_t bin_version = 1;
 inline constexpr std::size_t bin_header_words = 256;
+inline constexpr std::uint64_t bin_first_byte = bin_header_words * sizeof(std::int32_t);  ///< of the tokens
 inline constexpr std::uint64_t bin_vocabulary = 50257;  ///< GPT-2's, with which the speedrun's files were made
 inline constexpr std::uint64_t bin_end_of_text = 50256;
 

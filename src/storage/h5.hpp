@@ -117,6 +117,10 @@ class File {
   /// also throws if the dataset claims more elements than the file can hold, so that callers may allocate memory for
   /// them.
   Extent shape(const std::string& dataset) const;
+  /// Where in the file the elements of a contiguous dataset begin, which are of type T: the number of their first byte.
+  /// From there on they lie as they are, in the order of their indices.
+  template <class T>
+  std::uint64_t first_byte(const std::string& dataset) const;
   /// shape() of a dataset that may be stored in chunks.
   Extent growing_shape(const std::string& dataset) const;
 
@@ -175,6 +179,7 @@ class File {
   Extent extent(const Handle& dataset, const std::string& name) const;
   Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
   Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
+  void require_type(const Handle& dataset, const std::string& name, hid_t disk_type) const;
   Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
   void arrange_group(const Handle& list, const std::string& name) const;
   void make_groups(const std::string& name);

@@ -62,6 +62,16 @@ Extent File::shape(const std::string& name) const {
   return extent(data, name);
 }
 
+template <class T>
+std::uint64_t File::first_byte(const std::string& name) const {
+  Locked locked;
+  const Handle data = dataset(name);
+  require_type(data, name, type_of<T>().disk);
+  const haddr_t begin = H5Dget_offset(data.get());
+  if (begin == HADDR_UNDEF) fail(name, "not stored contiguously; store it so: h5repack -l CONTI OLD NEW");
+  return begin;
+}
+
 Extent File::growing_shape(const std::string& name) const {
   Locked locked;
   return extent(dataset(name), name);
@@ -149,13 +159,18 @@ Handle File::select(const Handle& data, const std::string& name, const Extent& s
   return space;
 }
 
-/// The transfer list, after checking that the dataset's elements are of `disk_type`.
-Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
+/// Throws unless the dataset's elements are of `disk_type`.
+void File::require_type(const Handle& data, const std::string& name, hid_t disk_type) const {
   const Handle stored = own(H5Dget_type(data.get()), H5Tclose, name, "no element type");
   if (H5Tequal(stored.get(), disk_type) <= 0) {
     fail(name, fmt::format("holds elements of another type than expected: {} instead of {}", type_name(stored.get()),
                            type_name(disk_type)));
   }
+}
+
+/// The transfer list, after checking that the dataset's elements are of `disk_type`.
+Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
+  require_type(data, name, disk_type);
   Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
   if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
   return list;
@@ -192,7 +207,8 @@ void File::read(const std::string& name, const Extent& start, const Extent& coun
   template void File::create_dataset<T>(const std::string&, const Extent&);                           \
   template void File::create_growing_dataset<T>(const std::string&, const Extent&, std::uint64_t);    \
   template void File::write<T>(const std::string&, const Extent&, const Extent&, std::span<const T>); \
-  template void File::read<T>(const std::string&, const Extent&, const Extent&, std::span<T>) const;
+  template void File::read<T>(const std::string&, const Extent&, const Extent&, std::span<T>) const;  \
+  template std::uint64_t File::first_byte<T>(const std::string&) const;
 NANORUN_DATASETS_OF(float)
 NANORUN_DATASETS_OF(double)
 NANORUN_DATASETS_OF(std::uint8_t)

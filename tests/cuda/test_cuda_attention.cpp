@@ -26,7 +26,7 @@ using test::regular_documents;
 using test::relative_error;
 using test::to_float;
 
-constexpr int head_dim = 128, spare = 8;  // columns between the rows, which must stay as they are
+constexpr int spare = 8;  // columns between the rows, which must stay as they are
 constexpr int everything = std::numeric_limits<int>::max();
 constexpr Token end_of_text = 50256;
 constexpr float scale = 0.12f;
@@ -55,6 +55,7 @@ struct Case {
   WindowKind kind;
   int window;
   std::vector<int> document_begins;
+  int head_dim = 128;
 
   int width() const { return heads * head_dim; }
   Rows all() const { return {0, length}; }
@@ -72,6 +73,13 @@ struct Case {
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+/// The case with heads of 64 columns.
+Case narrow(Case c) {
+  c.name += "_heads_of_64";
+  c.head_dim = 64;
+  return c;
+}
 
 /// What one head's y, lse and gradients of q, k and v come to.
 struct HeadResult {
@@ -100,7 +108,7 @@ struct Problem {
         d_kv(static_cast<std::size_t>(c.length) * kv_columns()),
         lse(static_cast<std::size_t>(c.heads) * c.length),
         d_q(static_cast<std::size_t>(c.length) * c.width()),
-        workspace(attention_workspace<bf16>(c.length, c.heads, head_dim)) {}
+        workspace(attention_workspace<bf16>(c.length, c.heads, c.head_dim)) {}
 
   int qkv_columns() const { return 3 * c.width() + spare; }
   int kv_columns() const { return 2 * c.width() + spare; }
@@ -137,10 +145,10 @@ struct Problem {
   /// Columns [first, first + head_dim) as floats.
   test::Vector<float> columns(const test::Vector<bf16>& buffer, int buffer_columns, int first, Rows rows) const {
     test::Vector<float> out;
-    out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
+    out.reserve(static_cast<std::size_t>(rows.count) * c.head_dim);
     for (int t = rows.first; t < rows.first + rows.count; ++t) {
       const bf16* row = buffer.data() + static_cast<std::size_t>(t) * buffer_columns + first;
-      std::transform(row, row + head_dim, std::back_inserter(out), [](bf16 x) { return to_float(x); });
+      std::transform(row, row + c.head_dim, std::back_inserter(out), [](bf16 x) { return to_float(x); });
     }
     return out;
   }
@@ -148,9 +156,9 @@ struct Problem {
   /// d_q of one head.
   test::Vector<float> from_panels(const test::Vector<float>& panels, int head, Rows rows) const {
     test::Vector<float> out;
-    out.reserve(static_cast<std::size_t>(rows.count) * head_dim);
+    out.reserve(static_cast<std::size_t>(rows.count) * c.head_dim);
     for (int t = rows.first; t < rows.first + rows.count; ++t) {
-      for (int column = head * head_dim; column < (head + 1) * head_dim; ++column) {
+      for (int column = head * c.head_dim; column < (head + 1) * c.head_dim; ++column) {
         const std::size_t panel = column / d_q_panel;
         out.push_back(panels[(panel * c.length + t) * d_q_panel + column % d_q_panel]);
       }
@@ -162,14 +170,14 @@ struct Problem {
   HeadResult expected(int head, const test::Vector<float>& device_y) const { return expected(head, device_y, c.all()); }
   /// What the portable implementation computes from these rows alone.
   HeadResult expected(int head, const test::Vector<float>& device_y, Rows rows) const {
-    const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * head_dim, rows); };
+    const auto input = [&](int i) { return columns(host_qkv, qkv_columns(), i * c.width() + head * c.head_dim, rows); };
     test::Vector<float> q = input(0), k = input(1), v = input(2),
-                        d = columns(host_d_y, y_columns(), head * head_dim, rows), y_input = device_y;
+                        d = columns(host_d_y, y_columns(), head * c.head_dim, rows), y_input = device_y;
     HeadResult r{test::Vector<float>(q.size()), test::Vector<float>(rows.count), test::Vector<float>(q.size()),
                  test::Vector<float>(q.size()), test::Vector<float>(q.size())};
-    const auto mat = [&](test::Vector<float>& x) { return Mat<float>(x.data(), rows.count, head_dim); };
+    const auto mat = [&](test::Vector<float>& x) { return Mat<float>(x.data(), rows.count, c.head_dim); };
     const Mat<float> lse_mat(r.lse.data(), 1, rows.count);
-    test::Vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, head_dim) + 64);
+    test::Vector<std::byte> memory(portable::attention_workspace<float>(rows.count, 1, c.head_dim) + 64);
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
     const Workspace space = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
     const AttentionInputs<float> in{mat(q), mat(k), mat(v), 1, scale};
@@ -190,10 +198,10 @@ struct Problem {
   HeadResult head(const Copy& all, int head) const { return this->head(all, head, c.all()); }
   HeadResult head(const Copy& all, int head, Rows rows) const {
     const auto d_kv_part = [&](int i) {
-      return columns(all.d_kv, kv_columns(), i * c.width() + head * head_dim, rows);
+      return columns(all.d_kv, kv_columns(), i * c.width() + head * c.head_dim, rows);
     };
     const auto lse_row = all.lse.begin() + static_cast<std::ptrdiff_t>(head) * c.length + rows.first;
-    return {columns(all.y, y_columns(), head * head_dim, rows),
+    return {columns(all.y, y_columns(), head * c.head_dim, rows),
             {lse_row, lse_row + rows.count},
             from_panels(all.d_q, head, rows),
             d_kv_part(0),
@@ -259,7 +267,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"two_steps_a_tile", 8192, 6, WindowKind::block, 128, {}},
                     Case{"odd_number_of_blocks", 1664, 7, WindowKind::block, 384, {600, 900, 901}},
                     Case{"groups_of_heads", 8192, 10, WindowKind::token, everything, {}},
-                    Case{"recipe", 49152, 6, WindowKind::block, 1792, regular_documents(49152, 1000)}),
+                    Case{"recipe", 49152, 6, WindowKind::block, 1792, regular_documents(49152, 1000)},
+                    narrow({"smallest", 128, 1, WindowKind::token, everything, {}}),
+                    narrow({"causal", 640, 3, WindowKind::token, everything, {}}),
+                    narrow({"documents", 384, 2, WindowKind::token, everything, {0, 50, 200, 201, 300}}),
+                    narrow({"one_block", 384, 3, WindowKind::block, 128, {}}),
+                    narrow({"200_tokens_and_documents", 512, 2, WindowKind::token, 200, {70, 400}}),
+                    narrow({"more_tiles_than_sms", 1024, 40, WindowKind::token, everything, {}}),
+                    narrow({"gpt2", 16384, 25, WindowKind::token, 1024, regular_documents(16384, 1024)})),
     [](const auto& info) { return info.param.name; });
 
 /// Neighbouring tiles have none, some or all of their key blocks in common.
@@ -272,9 +287,9 @@ TEST(CudaAttentionMasks, AnyDocumentsAndWindowsOfBlocks) {
   };
   for (int i = 0; i < 40; ++i) {
     const int length = attention_block * (1 + below(24)), heads = 1 + below(12);
-    Case c{"", length, heads, WindowKind::block, attention_block * (1 + below(20)), {}};
-    SCOPED_TRACE(std::to_string(length) + " tokens, " + std::to_string(heads) + " heads, window " +
-                 std::to_string(c.window));
+    Case c{"", length, heads, WindowKind::block, attention_block * (1 + below(20)), {}, i % 2 == 0 ? 128 : 64};
+    SCOPED_TRACE(std::to_string(length) + " tokens, " + std::to_string(heads) + " heads of " +
+                 std::to_string(c.head_dim) + ", window " + std::to_string(c.window));
     const int mean = 64 << below(5);
     for (int t = below(mean); t < c.length; t += 1 + below(2 * mean)) c.document_begins.push_back(t);
     const Problem p(c);
@@ -284,7 +299,7 @@ TEST(CudaAttentionMasks, AnyDocumentsAndWindowsOfBlocks) {
 }
 
 /// Rows [first, last) of a result.
-HeadResult cut(const HeadResult& r, int first, int last) {
+HeadResult cut(const HeadResult& r, int head_dim, int first, int last) {
   const auto part = [&](const test::Vector<float>& x, int columns) {
     return test::Vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * columns,
                                x.begin() + static_cast<std::ptrdiff_t>(last) * columns);
@@ -310,7 +325,7 @@ TEST_P(CudaAttentionLong, AgreesWithThePortableOneOnSamples) {
     // Queries further than the window from the sample's start, and keys further from its end, miss no pair; the
     // gradients of keys also need their queries' statistics.
     const int begin = first == 0 ? 0 : reach, end = first + sample == p.c.length ? sample : sample - reach;
-    expect_near(cut(got, begin, end), cut(expected, begin, end));
+    expect_near(cut(got, p.c.head_dim, begin, end), cut(expected, p.c.head_dim, begin, end));
   }
 }
 
@@ -415,14 +430,14 @@ void expect_block_untouched(const Case& c, int poisoned_block, int first, int la
                  attention_block * row_bytes));
   p.run();
   const HeadResult dirty = p.head(p.copy(), 0);
-  EXPECT_TRUE(std::isnan(dirty.d_v[static_cast<std::size_t>(poisoned_block) * attention_block * head_dim]));
+  EXPECT_TRUE(std::isnan(dirty.d_v[static_cast<std::size_t>(poisoned_block) * attention_block * c.head_dim]));
   const auto same = [&](const test::Vector<float>& a, const test::Vector<float>& b) {
-    return std::equal(a.begin() + first * head_dim, a.begin() + last * head_dim, b.begin() + first * head_dim);
+    return std::equal(a.begin() + first * c.head_dim, a.begin() + last * c.head_dim, b.begin() + first * c.head_dim);
   };
   EXPECT_TRUE(same(dirty.y, clean.y));
   EXPECT_TRUE(same(dirty.d_k, clean.d_k));
   EXPECT_TRUE(same(dirty.d_v, clean.d_v));
-  EXPECT_TRUE(std::none_of(dirty.d_q.begin() + first * head_dim, dirty.d_q.begin() + last * head_dim,
+  EXPECT_TRUE(std::none_of(dirty.d_q.begin() + first * c.head_dim, dirty.d_q.begin() + last * c.head_dim,
                            [](float x) { return std::isnan(x); }));
 }
 
@@ -437,6 +452,8 @@ TEST(CudaAttentionSparsity, SkipsBlocksWithoutAPair) {
   const Case documents{"", 512, 1, WindowKind::token, everything, {100, 300}};
   expect_block_untouched(documents, 0, 384, 512);
   expect_block_untouched(documents, 3, 0, 256);
+  expect_block_untouched(narrow(documents), 3, 0, 256);
+  expect_block_untouched(narrow(two_blocks), 0, 256, 512);
 }
 
 TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
@@ -444,7 +461,7 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   const Problem p({"", 256, 2, WindowKind::token, everything, {}});
   const Mat<float> lse(p.lse.data(), 2, 256);
   auto in = p.inputs();
-  in.heads = 4;  // head_dim 64
+  in.heads = 8;  // of 32 columns
   EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   in = p.inputs();
@@ -460,7 +477,7 @@ TEST(CudaAttentionArguments, RefusesWhatTheKernelsCannotTake) {
   EXPECT_THROW(cuda::attention_forward<bf16>(p.stream, p.values(p.y), lse, in, p.mask.view(), p.scratch()),
                std::invalid_argument);
   constexpr int tokens = 1 << 18, heads = 128;  // more than there are counters for
-  const Mat<bf16> x(p.qkv.data(), tokens, heads * head_dim);
+  const Mat<bf16> x(p.qkv.data(), tokens, heads * p.c.head_dim);
   AttentionMask mask = p.mask.view();
   mask.length = tokens;
   EXPECT_THROW(

@@ -28,7 +28,7 @@ using test::regular_documents;
 using test::relative_error;
 using test::Tensor;
 
-constexpr int head_dim = 128, spare = 8;  // columns between the rows, which must stay as they are
+constexpr int spare = 8;  // columns between the rows, which must stay as they are
 constexpr int everything = std::numeric_limits<int>::max();
 constexpr Token end_of_text = 50256;
 constexpr float scale = 0.12f;
@@ -39,6 +39,7 @@ struct Case {
   WindowKind kind;
   int window;  ///< rows
   std::vector<int> document_begins;
+  int head_dim = 128;
 
   int width() const { return heads * head_dim; }
   /// Over the 2 T rows.
@@ -75,7 +76,7 @@ struct Problem {
         d_v(output()),
         lse(Tensor<float>::poisoned(c.heads / 2, 2 * c.tokens)),
         d_q(Tensor<float>::poisoned(c.tokens, c.width())),
-        workspace(attention_workspace<bf16>(c.tokens, c.heads, head_dim)) {}
+        workspace(attention_workspace<bf16>(c.tokens, c.heads, c.head_dim)) {}
 
   Tensor<bf16> random(unsigned seed, float bound) const {
     return Tensor<bf16>(c.tokens, c.width(), seed, {-bound, bound}, c.width() + spare);
@@ -127,7 +128,7 @@ TEST_P(CudaAttentionPaired, AgreesWithThePortableOne) {
   }
   const auto mat = [&](test::Vector<float>& x) { return Mat<float>(x.data(), tokens, width); };
   const Mat<float> lse(expected.lse.data(), p.c.heads / 2, 2 * tokens);
-  test::Vector<std::byte> memory(portable::attention_workspace<float>(tokens, p.c.heads, head_dim) + 64);
+  test::Vector<std::byte> memory(portable::attention_workspace<float>(tokens, p.c.heads, p.c.head_dim) + 64);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   const Workspace scratch = Workspace(memory).subspan(misaligned ? 64 - misaligned : 0);
   const AttentionInputs<float> in{
@@ -153,7 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"101_rows_and_documents", 384, 2, WindowKind::token, 101, {70, 71, 257}},
                     Case{"300_rows_and_documents", 2048, 6, WindowKind::token, 300, regular_documents(2048, 300)},
                     Case{"many_heads", 640, 20, WindowKind::block, 384, {200, 333}},
-                    Case{"long", 2048, 6, WindowKind::block, 896, regular_documents(2048, 1000)}),
+                    Case{"long", 2048, 6, WindowKind::block, 896, regular_documents(2048, 1000)},
+                    Case{"heads_of_64", 384, 6, WindowKind::token, 101, {70, 71, 257}, 64}),
     [](const auto& info) { return info.param.name; });
 
 enum class Heads { plain, paired };
@@ -163,16 +165,16 @@ struct Dense {
   DeviceVector<bf16> y, d_k, d_v;
   DeviceVector<float> lse, d_q;
 
-  explicit Dense(std::size_t size) : y(size), d_k(size), d_v(size), lse(size / head_dim), d_q(size) {}
+  explicit Dense(std::size_t size) : y(size), d_k(size), d_v(size), lse(size / 128), d_q(size) {}
 
   void run(const Tensor<bf16> (&inputs)[4], int rows, int heads, Heads kind, const AttentionMask& mask) const {
     const bool paired = kind == Heads::paired;
     const test::SumStream stream;
-    const int cols = heads * head_dim;
+    const int cols = heads * 128;
     const auto mat = [&](const Tensor<bf16>& x) { return Mat<bf16>(x.device().data, rows, cols); };
     const auto out = [&](const DeviceVector<bf16>& x) { return Mat<bf16>(x.data(), rows, cols); };
     const Mat<float> lse_mat(lse.data(), paired ? heads / 2 : heads, mask.length);
-    const DeviceVector<std::byte> workspace(attention_workspace<bf16>(rows, heads, head_dim));
+    const DeviceVector<std::byte> workspace(attention_workspace<bf16>(rows, heads, 128));
     const Workspace scratch{workspace.data(), workspace.size()};
     const AttentionInputs<bf16> in{mat(inputs[0]), mat(inputs[1]), mat(inputs[2]), heads, scale, paired};
     cuda::attention_forward<bf16>(stream, out(y), lse_mat, in, mask, scratch);
@@ -224,7 +226,7 @@ TEST(CudaAttentionPairedArguments, RefusesAnOddNumberOfHeadsAndAMaskOfTokens) {
   mask.length = 256;
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.y.device(), p.lse.device(), in, mask, scratch),
                std::invalid_argument);
-  for (Mat<const bf16>* x : {&in.q, &in.k, &in.v}) x->cols = 3 * head_dim;
+  for (Mat<const bf16>* x : {&in.q, &in.k, &in.v}) x->cols = 3 * 128;
   in.heads = 3;
   EXPECT_THROW(cuda::attention_forward<bf16>({}, p.y.device(), p.lse.device(), in, p.mask.view(), scratch),
                std::invalid_argument);

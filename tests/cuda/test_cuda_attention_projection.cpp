@@ -13,7 +13,6 @@ using test::Tensor;
 using test::Tokens;
 
 constexpr double eps = 1.0 / 128;
-constexpr int head_dim = 128;
 
 /// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, another tensor with factor 1,
 /// or a row of a table for each token.
@@ -23,10 +22,12 @@ enum class Source { none, in_place, as_is, interpolated, itself, unit, table };
 struct Shape {
   int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
   bool paired = false, key_offset = false, bias = false;
+  int head_dim = 128;
 };
 
 /// The last row has only the still dims of keys; every other row has all columns.
 void expect_still_dims_alone(Mat<const float> qkv, int heads) {
+  const int head_dim = qkv.cols / (3 * heads);
   int wrong = 0;
   for (int t = 0; t < qkv.rows; ++t) {
     for (int j = 0; j < qkv.cols; ++j) {
@@ -38,9 +39,9 @@ void expect_still_dims_alone(Mat<const float> qkv, int heads) {
 }
 
 void compare(const Shape& s, Source source) {
-  SCOPED_TRACE(std::to_string(s.rows) + " x " + std::to_string(s.in) + ", " + std::to_string(s.heads) +
-               " heads, source " + std::to_string(static_cast<int>(source)));
-  const int width = s.heads * head_dim, vocabulary = s.rows > 1000 ? 50304 : 5;
+  SCOPED_TRACE(std::to_string(s.rows) + " x " + std::to_string(s.in) + ", " + std::to_string(s.heads) + " heads of " +
+               std::to_string(s.head_dim) + ", source " + std::to_string(static_cast<int>(source)));
+  const int head_dim = s.head_dim, width = s.heads * head_dim, vocabulary = s.rows > 1000 ? 50304 : 5;
   Tensor<bf16> x(s.rows, s.in, 1), w(3 * width, s.in, 2), u(source == Source::table ? vocabulary : s.rows, width, 3);
   const int angle_rows = s.paired ? 2 * s.rows : s.rows;
   Tensor<float> cos(angle_rows, head_dim / 2, 4), sin(angle_rows, head_dim / 2, 5), lambda(1, 2, 6);
@@ -96,6 +97,13 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   for (const Shape& s : {Shape{1, 64, 1}, Shape{17, 128, 1, 128}, Shape{300, 576, 3, 16}, Shape{512, 64, 2},
                          Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .bias = true},
                          Shape{.rows = 17, .in = 64, .heads = 2, .paired = true, .bias = true},
+                         Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .bias = true, .head_dim = 64},
+                         Shape{.rows = 1, .in = 64, .heads = 2, .head_dim = 64},
+                         Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .head_dim = 64},
+                         // The halves of tiles are of q and k, of k and v.
+                         Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64},
+                         Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64},
+                         Shape{.rows = 300, .in = 576, .heads = 6, .paired = true, .head_dim = 64},
                          Shape{.rows = 1, .in = 64, .heads = 2, .paired = true},
                          Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true},
                          Shape{.rows = 1, .in = 64, .heads = 1, .key_offset = true},
@@ -110,6 +118,7 @@ TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
   compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
   compare({.rows = 8191, .in = 768, .heads = 6, .paired = true}, GetParam());
   compare({.rows = 16384, .in = 768, .heads = 6, .key_offset = true}, GetParam());
+  compare({.rows = 4096, .in = 1600, .heads = 25, .head_dim = 64}, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
@@ -126,7 +135,7 @@ TEST(CudaAttentionProjection, RefusesOtherWidths) {
                                              x.device().col_block(0, s.in), w.device().col_block(0, s.in),
                                              {s.heads, table.device(), table.device(), s.paired}, residual, eps);
   };
-  EXPECT_THROW(project(Shape{.in = 64, .heads = 2}), std::invalid_argument);  // heads of 64
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 4}), std::invalid_argument);  // heads of 32
   EXPECT_THROW(project(Shape{.in = 32, .heads = 1}), std::invalid_argument);
   EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .paired = true}), std::invalid_argument);  // no second head
 }

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <stdexcept>
 
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_composition.hpp"
+#include "kernels/attention/attention_projection.hpp"
 #include "kernels/device/cuda_limits.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/stream/coefficient_net.hpp"
@@ -55,9 +57,9 @@ Mat<T> nowhere(int rows, int cols) {
 TEST(CudaLimits, ColumnsOfTheStream) {
   SKIP_WITHOUT_DEVICE();
   const BlasStream stream;
-  for (const int cols : {max_row, max_row + attention_head_dim}) {
+  for (const int cols : {max_row, max_row + wide_head_dim}) {
     Config config;
-    config.model.heads = cols / attention_head_dim;
+    config.model.heads = cols / wide_head_dim;
     config.model.width = cols;
     const bool taken = check_takes(config);
     EXPECT_EQ(taken, cols == max_row);
@@ -101,17 +103,41 @@ TEST(CudaLimits, ColumnsOfATable) {
 TEST(CudaLimits, WidthOfAHead) {
   SKIP_WITHOUT_DEVICE();
   const test::SumStream stream;
-  for (const int width : {64, attention_head_dim}) {
+  for (const int width : {32, 64, 96, 128, 256}) {
     Config config;
     config.model.head_dim = width;
     config.model.heads = 768 / width;
-    EXPECT_EQ(check_takes(config), width == attention_head_dim);
-    if (width == attention_head_dim) continue;  // which test_cuda_attention computes with
+    const bool taken = std::ranges::count(attention_head_dims, width) > 0;
+    EXPECT_EQ(check_takes(config), taken);
+    if (taken) continue;  // which test_cuda_attention computes with
     const Mat<bf16> x = nowhere<bf16>(128, 3 * width);
     const AttentionInputs<bf16> in{x, x, x, 3, 0.1f};
     AttentionMask mask;
     mask.length = 128;
     EXPECT_FALSE(op_takes([&] { cuda::attention_forward<bf16>(stream, x, nowhere<float>(3, 128), in, mask, {}); }));
+  }
+}
+
+TEST(CudaLimits, HeadsThatMustBeWide) {
+  SKIP_WITHOUT_DEVICE();
+  for (const int width : {64, wide_head_dim}) {
+    Config config;
+    config.model.head_dim = width;
+    config.model.heads = 768 / width;
+    Config composed = config;
+    composed.model.composed_layers = {1};
+    EXPECT_EQ(check_takes(composed), width == wide_head_dim);
+    config.model.key_offset_layers = {1};
+    EXPECT_EQ(check_takes(config), width == wide_head_dim);
+    if (width == wide_head_dim) continue;  // which test_cuda_attention_projection computes with
+    const Mat<bf16> x = nowhere<bf16>(128, 64), w = nowhere<bf16>(3 * 64, 64);
+    Rotary<bf16> rotary;
+    rotary.heads = 1;
+    rotary.key_offset = true;
+    EXPECT_FALSE(op_takes([&] {
+      cuda::attention_projection_forward<bf16>({}, nowhere<bf16>(129, 3 * 64), x, nowhere<float>(128, 2), x, w, rotary,
+                                               {}, 1e-6);
+    }));
   }
 }
 
@@ -123,11 +149,11 @@ TEST(CudaLimits, HeadsTimesTokens) {
     for (const int length : {most, most + attention_block}) {
       Config config;
       config.model.heads = heads;
-      config.model.width = heads * attention_head_dim;
+      config.model.width = heads * wide_head_dim;
       config.train.length = length;
       EXPECT_EQ(check_takes(config), length == most);
       if (length == most) continue;  // gigabytes
-      const Mat<bf16> x = nowhere<bf16>(length, heads * attention_head_dim);
+      const Mat<bf16> x = nowhere<bf16>(length, heads * wide_head_dim);
       const Mat<float> lse = nowhere<float>(heads, length);
       const AttentionInputs<bf16> in{x, x, x, heads, 0.1f};
       AttentionMask mask;
@@ -147,7 +173,7 @@ TEST(CudaLimits, KeysOfAComposedHead) {
   EXPECT_TRUE(check_takes(config));  // test_cuda_attention_composition computes with it
   config.model.composition_window = max_composition_window + 1;
   EXPECT_FALSE(check_takes(config));
-  const Mat<bf16> x = nowhere<bf16>(128, attention_head_dim);
+  const Mat<bf16> x = nowhere<bf16>(128, wide_head_dim);
   const Mat<float> w = nowhere<float>(128, 1);
   AttentionComposition<bf16> dc{{x, x, x, 1, 0.1f}, w, w, max_composition_window + 1, nullptr};
   EXPECT_FALSE(op_takes([&] { cuda::attention_composition_forward<bf16>({}, x, x, dc, {}); }));

@@ -141,7 +141,8 @@ void compare_backward(int rows, int cols, const Kind& kind, ReadFrom read_from =
 
 TEST(CudaMix, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {40, 512}, {40, 768}, {33, 1032}, {7, 2048}, {5, 4096}}) {
+  for (const auto& [rows, cols] :
+       {std::pair(1, 8), {9, 264}, {40, 512}, {40, 768}, {33, 1032}, {9, 1536}, {7, 1600}, {7, 2048}, {5, 4096}}) {
     for (const Kind& kind : kinds) {
       SCOPED_TRACE(testing::Message() << cols << " columns, " << kind.name);
       for (const InPlace in_place : {InPlace::no, InPlace::yes}) compare_forward(rows, cols, kind, in_place);
@@ -232,7 +233,8 @@ void compare_shared_streams(int rows, int cols, int mixes, int streams, Output o
 
 TEST(CudaMix, StreamsThatMixesShareMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {2500, 768}, {5, 4096}}) {
+  for (const auto& [rows, cols] :
+       {std::pair(1, 8), {9, 264}, {2500, 768}, {9, 1280}, {9, 1536}, {7, 1600}, {5, 4096}}) {
     for (const int mixes : {1, 2, 10, 16, 17, 40}) {
       SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns, " << mixes << " mixes");
       compare_shared_streams(rows, cols, mixes, 2, Output::accumulate);
@@ -284,7 +286,8 @@ void expect_maximum(int rows, int cols, int row, const Kind& kind) {
 
 TEST(CudaMix, RaisesTheLargestMagnitudeOfTheNorm) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [rows, cols] : {std::pair(1, 8), {9, 264}, {1003, 768}, {33, 1032}, {5, 4096}}) {
+  for (const auto& [rows, cols] :
+       {std::pair(1, 8), {9, 264}, {1003, 768}, {33, 1032}, {9, 1536}, {7, 1600}, {5, 4096}}) {
     for (const int row : {0, rows / 2, rows - 1}) {
       for (const Kind& kind : kinds) {
         SCOPED_TRACE(testing::Message() << rows << " rows, row " << row << ", " << kind.name);

@@ -42,7 +42,8 @@ void compare_backward(int rows, int cols, int ld, Output output) {
 struct Shape {
   int rows, cols, ld;
 };
-constexpr Shape shapes[] = {{1, 8, 8}, {9, 264, 272}, {17, 128, 128}, {8, 776, 776}, {33, 2048, 2048}, {5, 4096, 4104}};
+constexpr Shape shapes[] = {{1, 8, 8},        {9, 264, 272},   {17, 128, 128},   {8, 776, 776},  {9, 1088, 1096},
+                            {33, 1536, 1536}, {7, 1600, 1600}, {33, 2048, 2048}, {5, 4096, 4104}};
 
 TEST(CudaNorm, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();

@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 
 from harness import FaultTest, small_run
 from test_stop import LostRanks
+from two_nodes import TwoNodes
 
 
 class Devices(LostRanks):
@@ -45,17 +46,30 @@ class Nccl(Devices, FaultTest):
     transport = "nccl"
 
 
+# For NCCL between the nodes that one machine emulates.
+SOCKETS = ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_FAMILY=AF_INET")
+
+
+class Sockets(TwoNodes, FaultTest):
+    """Two GPUs as two nodes, which talk over sockets as two machines would."""
+
+    def test_record21(self):
+        self.compare("record21", "env", *SOCKETS)
+
+    def test_record89(self):
+        self.compare("record89", "env", *SOCKETS)
+
+
 class Network(FaultTest):
     """Two ranks as two nodes, between which nothing travels."""
 
     timeout = 10
-    sockets = ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_FAMILY=AF_INET")
 
     def over(self, *faults):
         return self.start(2, *LostRanks.long_run, "model.width=128", "model.heads=1", "model.head_dim=128",
                           "train.sequences=2", "validation.tokens=0", "comm.ranks_per_node=1",
                           f"comm.timeout_seconds={self.timeout}",
-                          wrapper=["env", *self.sockets, f"LD_PRELOAD={os.environ['NANORUN_FAULTY_NETWORK']}",
+                          wrapper=["env", *SOCKETS, f"LD_PRELOAD={os.environ['NANORUN_FAULTY_NETWORK']}",
                                    "FAULT_RANK=1", *faults])
 
     def assert_said(self, job, begin):

@@ -1,5 +1,6 @@
 """The model of the step time: what it takes from plans and runs, the fit, and the forecast."""
 
+import json
 import math
 import types
 from dataclasses import replace
@@ -7,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from support import ROOT, ScalingTest, plan_for, planned, small_run
 
-from study import StudyError, analysis, model, plan, program
+from study import StudyError, analysis, model, plan, program, study_file
 from study.model import Forecast, Link, Model, Point
 from study.plan import Plan, Traffic
 
@@ -59,6 +60,22 @@ class Plans(ScalingTest):
         self.assertEqual(many.muon, plan_for(64).muon)
         self.assertEqual([p.idle for p in (one, few, many)], [0, 0, 8])
 
+    def test_messages_inside_a_node(self):
+        """As docs/scaling.md has them: S + (R - 2) h, whatever the number of nodes."""
+        for size in (3, 4, 8):
+            for nodes in (1, 2, 4):
+                table = planned("--ranks", str(size * nodes), f"train.sequences={size * nodes}", "--ranks-per-node",
+                                str(size))
+                units = [bucket["units"] for bucket in table["buckets"] if bucket["travels"]]
+                pieces = sum(min(count, size) for count in units)
+                shares = (table["sent"]["inside"]["messages"] - pieces) / (size - 2)
+                with self.subTest(size=size, nodes=nodes):
+                    self.assertEqual(shares, int(shares))
+                    self.assertGreaterEqual(shares, pieces / size)
+                    self.assertLessEqual(shares, len(units))
+                    rounds = (nodes - 1).bit_length()
+                    self.assertLessEqual(table["sent"]["between"]["messages"], 3 * len(units) * rounds)
+
     def test_nodes_that_the_deck_emulates(self):
         self.assertTrue(plan_for(8, "comm.ranks_per_node=2").emulated)
         self.assertEqual(plan_for(8, "comm.ranks_per_node=2").nodes, 4)
@@ -72,6 +89,24 @@ class Plans(ScalingTest):
         self.assertEqual(counts("strong", 12, 4096), [1, 2, 4, 12])
         self.assertEqual(counts("strong", 64, 16), [1, 2, 4, 8, 16])
         self.assertEqual(counts("weak", 1, 4096)[-2:], [2048, 4096])
+
+    def test_more_ranks_than_sequences_have_shorter_ones(self):
+        """As in the measured runs: a rank count is predicted and measured by the same plan."""
+        study = {"kind": "strong", "sequences": 2, "ranks": (1, 8), "more": "length = 1024\n[prediction]\nmax_ranks = 64"}
+        measured, predicted = self.write(**study)
+        self.assertEqual([p.ranks for p in predicted], [1, 2, 4, 8, 16])  # of 128 tokens each at last
+        for n, found in measured.items():
+            self.assertEqual(next(p for p in predicted if p.ranks == n), found)
+        self.assertEqual(json.loads((self.read_study(**study).folder / plan.PLANS).read_text())["of"]["length"], 1024)
+
+    def test_the_strong_study_for_large_machines(self):
+        """All measured and predicted steps have the same tokens."""
+        study = study_file.read_study(ROOT / "inputs/scaling/strong_124m.toml")
+        self.assertEqual(list(study.ranks), plan.predicted_ranks(study))
+        self.assertEqual((study.ranks[-1], study.prediction.sequences), (4096, 0))
+        for n in study.ranks:
+            deck = dict(word.split("=", 1) for word in study.run(n, 1).arguments if "=" in word)
+            self.assertEqual(int(deck["train.sequences"]) * int(deck["train.length"]), 1572864, n)
 
     def write(self, **values):
         study = self.read_study(**values)
@@ -102,6 +137,15 @@ class Plans(ScalingTest):
             self.assertGreater(found.memory, 1 << 20)
         with self.assertRaisesRegex(StudyError, "--memory"):
             self.write(ranks=(1,), more='[prediction]\nmemory = "much"')
+
+    def test_predicted_runs_have_shards_of_their_own(self):
+        """They may take steps that the shards here do not hold; measured ones may not."""
+        small_run.write_data(self.folder)
+        shards = f"overrides = ['data.train=[\"{self.folder}/data.h5\"]']\n"
+        _, predicted = self.write(kind="weak", sequences=1, ranks=(1,), more=shards + "[prediction]\nmax_ranks = 65536\n")
+        self.assertEqual((predicted[-1].ranks, [p.refusal for p in predicted]), (65536, [""] * 17))
+        with self.assertRaisesRegex(StudyError, "no shard holds the"):
+            self.write(kind="weak", sequences=65536, ranks=(1,), more=shards)
 
     def test_decks_that_the_program_refuses(self):
         with self.assertRaisesRegex(StudyError, "widht"):

@@ -85,7 +85,7 @@ class Measurements(ScalingTest):
         study = read_study(self.write_study(steps=STEPS, warmup=WARMUP, ranks=[ranks], sequences=max(4, ranks)))
         run, = study.runs()
         write_run(run.folder, seconds, TOKENS, communication, between)
-        return gather.measure(run, WARMUP, STEPS)
+        return gather.measure(run, STEPS, WARMUP, STEPS)
 
     def test_a_step_is_that_of_the_slowest_rank_in_the_middle_half(self):
         m = self.measure(times(4))
@@ -130,7 +130,7 @@ class Measurements(ScalingTest):
         communication, between = draw.uniform(0.1, 0.2, (2, STEPS, 8)) * [[[2]], [[0.5]]]
         each = self.measure(seconds, communication, between)
         write_groups(each.run.folder / "trace.h5", seconds, TOKENS, communication, between, 4)
-        groups = gather.measure(each.run, WARMUP, STEPS)
+        groups = gather.measure(each.run, STEPS, WARMUP, STEPS)
         for name in ("step", "tokens", "work_mean", "overlap", "between", "transfer", "waiting", "computing"):
             self.assertAlmostEqual(getattr(groups, name), getattr(each, name), places=6, msg=name)
         self.assertEqual((groups.slowest, groups.slowest_share), (each.slowest, each.slowest_share))

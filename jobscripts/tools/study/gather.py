@@ -13,6 +13,7 @@ import numpy as np
 import tool
 from trace_file import SUMS, extremes, mean_over_ranks, quantiles_of, read_trace
 
+from . import plan
 from .launch import finished
 
 # In the order of the step: each ends the waiting of faster ranks that the one before has left over.
@@ -186,8 +187,8 @@ def read_gpus(path):
     return gpus, tool.field(summary, "gpu_looks", int, path, least=1)
 
 
-def measure(run, warmup, steps):
-    """The Measurement of a finished run of `steps` steps, the first `warmup` of which are not counted. Throws
+def measure(run, steps, first, end):
+    """The Measurement of a finished run of `steps` steps, of which those from `first` to before `end` count. Throws
     ToolError."""
     path = run.folder / "trace.h5"
     trace = read_trace(path)
@@ -196,9 +197,9 @@ def measure(run, warmup, steps):
     phases = trace["phases"]
     if trace["grouped"].any() and not trace["grouped"].all():
         raise tool.ToolError(f"{path}: some steps have columns for ranks, others for groups of ranks")
-    times = extremes(trace, "step")[1][warmup:]
+    times = extremes(trace, "step")[1][first:end]
     middle = middle_half(times)
-    rows = warmup + middle
+    rows = first + middle
     means = mean_over_ranks(trace, trace["seconds"])[rows]  # [steps, phases]
     work, work_mean, slowest, slowest_share = work_of(trace, rows)
     if not work.min() > 0:
@@ -217,12 +218,13 @@ def measure(run, warmup, steps):
 def gather(study):
     """Returns the measurements of all finished runs of a study, and (run, why) for each other run."""
     measurements, missing = [], []
+    plans = plan.read_plans(study.folder)[0] if study.stage >= 0 else {}
     for run in study.runs():
         if not finished(run, study.steps):
             missing.append((run, "not finished" if run.log.exists() else "not started"))
             continue
         try:
-            measurements.append(measure(run, study.warmup, study.steps))
+            measurements.append(measure(run, study.steps, *plan.counted_steps(study, plans.get(run.ranks))))
             if measurements[0].phases.keys() != measurements[-1].phases.keys():
                 raise tool.ToolError(f"{run.folder}: other phases than in {measurements.pop(0).run.folder}")
         except tool.ToolError as error:

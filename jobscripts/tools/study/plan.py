@@ -10,6 +10,7 @@ import tool
 from . import StudyError
 from .placement import most_of_node, ranks_of_node
 from .program import dry_run, find_program
+from .study_file import SHORTEST
 
 PLANS = "plans.json"  # in the directory of a study: the plans of the "measured" and of the "predicted" rank counts
 RULES = ("muon", "adam")  # update rules whose cost study/model.py knows
@@ -22,6 +23,14 @@ class Traffic:
 
     messages: float = 0.0
     bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive steps of equal work."""
+
+    steps: int
+    flops: float  # of a step on all ranks
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Plan:
     idle: int  # ranks that own no matrix of some shape
     refusal: str = ""  # why the program refuses the run; empty where it does not
     model: str = ""  # fingerprint; empty in plans of earlier programs
-    flops: float = 0.0  # of a step on all ranks, of the first stage
+    stages: tuple = ()  # one where the deck has none; empty in plans of earlier programs
 
 
 def traffic_of(sent, level, path):
@@ -48,10 +57,11 @@ def traffic_of(sent, level, path):
     return Traffic(tool.field(table, "messages", float, path, least=0), tool.field(table, "bytes", float, path, least=0))
 
 
-def flops_of(table, path):
+def stages_of(table, path):
     stages = [tool.require(stage, dict, path, "a stage")
               for stage in tool.field({"stages": []} | table, "stages", list, path)]
-    return tool.field(stages[0], "flops_per_step", float, path, least=0, most=1e30) if stages else 0.0
+    return tuple(Stage(tool.field(stage, "steps", int, path, least=0),
+                       tool.field(stage, "flops_per_step", float, path, least=0, most=1e30)) for stage in stages)
 
 
 def plan_of(table, path):
@@ -70,7 +80,7 @@ def plan_of(table, path):
                 tool.field(tool.field(table, "memory_bytes", dict, path), "total", int, path, least=1),
                 max((tool.field(shape, "ranks_without", int, path, least=0) for shape in shapes), default=0),
                 tool.field({"refusal": ""} | table, "refusal", str, path),
-                tool.field({"model": ""} | table, "model", str, path), flops_of(table, path))
+                tool.field({"model": ""} | table, "model", str, path), stages_of(table, path))
 
 
 def read_plans(folder):
@@ -83,13 +93,28 @@ def read_plans(folder):
     return {plan.ranks: plan for plan in measured}, predicted
 
 
+def counted_steps(study, planned):
+    """The first of the steps of a run that count, and the one behind the last. Throws StudyError."""
+    if study.stage < 0:
+        return study.warmup, study.steps
+    steps = [stage.steps for stage in planned.stages]
+    if study.stage >= len(steps):
+        raise StudyError(f"study.stage: the deck has no stage {study.stage}; its stages are 0 to {len(steps) - 1}")
+    begin = sum(steps[:study.stage])
+    if steps[study.stage] <= study.warmup:
+        raise StudyError(f"study.stage: stage {study.stage} has {steps[study.stage]} of the {study.steps} steps, of which "
+                         f"study.warmup = {study.warmup} do not count; take more steps")
+    return begin + study.warmup, begin + steps[study.stage]
+
+
 def predicted_ranks(study):
-    """Rank counts of the prediction: powers of two and the largest one."""
+    """Rank counts of the prediction: powers of two and the largest one. More ranks than sequences of a step have shorter
+    ones, as in the measured runs, where the study has a length to shorten."""
     most = study.prediction.max_ranks
     if study.kind == "strong":
-        most = min(most, study.sequences)
+        most = min(most, study.sequences * max(1, study.length // SHORTEST))
     counts = sorted({*(1 << i for i in range(most.bit_length())), most})
-    return [n for n in counts if study.step_sequences(n) % n == 0]
+    return [n for n in counts if study.shares_evenly(n) and study.cuts_evenly(n)]
 
 
 class Planner:
@@ -98,17 +123,18 @@ class Planner:
     def __init__(self, program):
         self.program, self.known = program, {}
 
-    def plan(self, study, ranks, *options):
+    def plan(self, study, ranks, *options, elsewhere=False):
         """The plan of a run as a dictionary. Its "refusal" says why the program refuses the run; empty where not."""
         run = study.run(ranks, 1)
         words = ("--json", "--ranks", str(ranks), *options)
-        if (run.sequences, words) not in self.known:
-            shown, refusal = dry_run(self.program, run, *words)
+        question = (run.sequences, words, elsewhere)
+        if question not in self.known:
+            shown, refusal = dry_run(self.program, run, *words, elsewhere=elsewhere)
             try:
-                self.known[run.sequences, words] = json.loads(shown) | {"refusal": refusal}
+                self.known[question] = json.loads(shown) | {"refusal": refusal}
             except ValueError:
                 raise StudyError(refusal or f"{self.program} prints no plan of the deck") from None
-        return self.known[run.sequences, words]
+        return self.known[question]
 
     def accepted(self, *question):
         """A plan() that is not refused. Throws StudyError."""
@@ -126,8 +152,9 @@ def nodes_of_deck(table):
 def subject(study):
     """What plans.json is about: the plans of other settings are others."""
     keys = ("max_ranks", "sequences", "ranks_per_node", "memory")
+    length = {"length": study.length} if study.length else {}
     return {"ranks": list(study.ranks), "ranks_per_node": study.launch.ranks_per_node,
-            "prediction": {key: getattr(study.prediction, key) for key in keys}}
+            "prediction": {key: getattr(study.prediction, key) for key in keys}} | length
 
 
 def write_plans(study, program):
@@ -141,10 +168,12 @@ def write_plans(study, program):
 
     measured = [planner.accepted(study, n, *nodes(0 if emulated else ranks_of_node(study.launch, n)))
                 for n in study.ranks]
+    if study.stage >= 0:
+        counted_steps(study, plan_of(measured[0], PLANS))
     future = replace(study, sequences=prediction.sequences or study.sequences)
     size = prediction.ranks_per_node or (0 if emulated else most_of_node(study.launch))
     memory = ("--memory", prediction.memory) if prediction.memory else ()
-    predicted = [planner.plan(future, n, *nodes(size), *memory) for n in predicted_ranks(future)]
+    predicted = [planner.plan(future, n, *nodes(size), *memory, elsewhere=True) for n in predicted_ranks(future)]
     plans = {name: [{key: value for key, value in table.items() if key not in LARGE} for table in tables]
              for name, tables in (("measured", measured), ("predicted", predicted))}
     tool.write(study.folder / PLANS, json.dumps({"of": subject(study)} | plans, indent=1) + "\n")

@@ -23,13 +23,16 @@ def environment():
     return os.environ | as_root
 
 
-def dry_run(program, run, *options):
+DATA = 3  # exit code of a run that the shards do not serve
+
+
+def dry_run(program, run, *options, elsewhere=False):
     """What the program's dry run of a run prints with the options, and why it refuses the run; empty where it does
-    not."""
+    not. A run elsewhere has other shards: these do not matter."""
     with tool.using(program):
         dry = subprocess.run([program, *run.arguments, "--dry-run", *options], env=environment(), text=True,
                              errors="replace", stdin=subprocess.DEVNULL, capture_output=True)
-    if dry.returncode == 0:
+    if dry.returncode == 0 or (elsewhere and dry.returncode == DATA):
         return dry.stdout, ""
     said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
     return dry.stdout, said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}"

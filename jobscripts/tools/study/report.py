@@ -40,7 +40,7 @@ def date_of(analysis):
 def heading(analysis):
     study = analysis.study
     title = f"{study.name}: {study.kind} scaling, {size_text(study.kind, study.sequences)}"
-    parts = [title, study.machine, date_of(analysis)]
+    parts = [title, f"stage {study.stage}" if study.stage >= 0 else "", study.machine, date_of(analysis)]
     if any(analysis.kind(m) == "emulated" for m in analysis.points):
         parts.append("nodes emulated on fewer machines")
     if any(analysis.oversubscribed(m.ranks) for m in analysis.points):
@@ -319,6 +319,6 @@ def write(analysis):
     figures.save_overview(paths[2], analysis, heading(analysis))
     known = machine.table(analysis)
     if known:
-        paths.append(folder / "machine.json")
+        paths.append(folder / machine.file_name(analysis.study))
         tool.write(paths[-1], json.dumps(known, indent=2) + "\n")
     return paths

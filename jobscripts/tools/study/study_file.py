@@ -85,6 +85,7 @@ class Study:
     steps: int
     warmup: int  # first steps of a run that are not counted
     length: int = 0  # strong: tokens of a sequence; more ranks than sequences have one each, shorter. 0: the deck's
+    stage: int = -1  # of the deck: its steps alone count; -1: all steps do
     repeats: int = 1
     machine: str = ""  # name of the machine in the report
     outputs: str = "outputs"
@@ -107,6 +108,14 @@ class Study:
     def parts(self, ranks):
         """Ranks that share a sequence, each with a shorter one in its place."""
         return max(1, ranks // self.sequences) if self.kind == "strong" and self.length else 1
+
+    def shares_evenly(self, ranks):
+        """Whether each of so many ranks has as many whole sequences as the others."""
+        return self.step_sequences(ranks) * self.parts(ranks) % ranks == 0
+
+    def cuts_evenly(self, ranks):
+        """Whether the sequences of so many ranks are long enough to be shortened for them."""
+        return not self.length or self.length % (SHORTEST * self.parts(ranks)) == 0
 
     def rounds(self):
         """All runs, those together that start side by side. The rank counts take turns, so that a machine that becomes
@@ -179,8 +188,8 @@ def check_ranks(study):
         raise StudyError(f"study.length must be a multiple of {SHORTEST}, for strong scaling")
     if study.launch.fill and ranks[-1] > study.launch.cores:
         raise StudyError(f"launch.fill: {ranks[-1]} ranks do not fit on {study.launch.cores} cores")
-    refused = [n for n in ranks if study.step_sequences(n) * study.parts(n) % n]
-    short = [n for n in ranks if study.length and study.length % (SHORTEST * study.parts(n))]
+    refused = [n for n in ranks if not study.shares_evenly(n)]
+    short = [n for n in ranks if not study.cuts_evenly(n)]
     if short and not refused:
         raise StudyError(f"study.ranks: {study.length} tokens of a sequence cannot be divided among {short[0]} ranks in "
                          f"multiples of {SHORTEST}")
@@ -227,6 +236,8 @@ def check(study):
     for key, most in LIMITS.items():
         if not 1 <= getattr(study, key) <= most:
             raise StudyError(f"study.{key} must be at least 1 and at most {most}")
+    if not -1 <= study.stage < study.steps:
+        raise StudyError("study.stage must be the number of a stage of the deck, from 0, or -1")
     if not 0 <= study.warmup < study.steps:
         raise StudyError("study.warmup must be at least 0 and less than study.steps")
     prediction = study.prediction

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -40,6 +41,39 @@ TEST(ShardInfo, ForeignAndLyingFilesAreRefused) {
   EXPECT_EQ(error_of([&] { read_shard_info(path); }), path + ": is not a token shard");
   std::ofstream(path) << "text";
   EXPECT_TRUE(contains(error_of([&] { read_shard_info(path); }), "not an HDF5 file"));
+}
+
+TEST(ShardInfo, SaysWhereTheTokensLieInTheFile) {
+  const TempFolder folder;
+  const std::vector<Token> tokens = some_tokens(5000, 3);
+  for (const ShardInfo& info : {write_shard(folder / "a.h5", tokens), write_bin(folder / "a.bin", tokens)}) {
+    std::ifstream file(info.path, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(info.first_byte));
+    std::vector<Token> stored(tokens.size());
+    file.read(reinterpret_cast<char*>(stored.data()), static_cast<std::streamsize>(sizeof(Token) * stored.size()));
+    EXPECT_TRUE(stored == tokens) << info.path;
+    std::vector<Token> part(7);
+    read_tokens(info, 4993, part, vocabulary);
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), tokens.end() - 7));
+  }
+}
+
+/// Tokens that HDF5 has kept inside of what describes the dataset.
+TEST(ShardInfo, TokensThatAreNotStoredContiguouslyAreRefused) {
+  const TempFolder folder;
+  const std::string path = folder / "s.h5";
+  write_shard(path, some_tokens(100, 0));
+  const hsize_t count = 100;
+  const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+  H5Ldelete(file, "tokens", H5P_DEFAULT);
+  const hid_t list = H5Pcreate(H5P_DATASET_CREATE), space = H5Screate_simple(1, &count, nullptr);
+  H5Pset_layout(list, H5D_COMPACT);
+  H5Dclose(H5Dcreate2(file, "tokens", H5T_STD_U16LE, space, H5P_DEFAULT, list, H5P_DEFAULT));
+  H5Sclose(space);
+  H5Pclose(list);
+  H5Fclose(file);
+  EXPECT_EQ(error_of([&] { read_shard_info(path); }, ExitCode::data),
+            path + ": tokens: not stored contiguously; store it so: h5repack -l CONTI OLD NEW");
 }
 
 TEST(ShardInfo, BinFilesHaveTheVocabularyOfGpt2AndAreToldApartByTheirTokens) {
