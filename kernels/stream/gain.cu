@@ -33,6 +33,23 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
   });
 }
 
+__global__ void __launch_bounds__(block_threads, resident_per_sm)
+    gain_unfold_kernel(Mat<float> d_w, bool adds, float* d_g, Mat<const float> d_folded, Mat<const bf16> w,
+                       const float* g, OrderedSum total) {
+  begin_after_previous();
+  add_column_sums(d_g, w.rows, w.cols, total, [&](int row, int col) {
+    const Vector<float, 8> d = load_vector<8>(d_folded.row(row) + col);
+    Vector<float, 8> of_w = product(d, load_vector<8>(g + col));
+    if (adds) {
+      const Vector<float, 8> before = load_vector<8>(d_w.row(row) + col);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) of_w.v[k] += before.v[k];
+    }
+    store_vector(d_w.row(row) + col, of_w);
+    return product(d, load_floats<8>(w.row(row) + col));
+  });
+}
+
 void require_gain(const char* op, Vec<const float> g) {
   require_vectors(op, Mat<const float>(g.data(), 1, static_cast<int>(g.size())));
 }
@@ -62,7 +79,21 @@ void gain_backward(Stream stream, Mat<T> d_n, Vec<acc_t<T>> d_g, Mat<const T> d_
          d_g.data(), d_out, n, g.data(), OrderedSum(stream));
 }
 
+template <class T>
+void gain_unfold(Stream stream, Mat<acc_t<T>> d_w, Output output, Vec<acc_t<T>> d_g, Mat<const acc_t<T>> d_folded,
+                 Mat<const T> w, Vec<const acc_t<T>> g) {
+  constexpr const char* op = "gain_unfold";
+  require_vectors(op, d_w);
+  require_vectors(op, d_folded);
+  require_vectors(op, w);
+  require_gain(op, g);
+  if (w.rows == 0) return;
+  launch(op, stream, gain_unfold_kernel, column_sum_blocks(op, w.rows, w.cols), block_threads, 0, d_w,
+         output == Output::accumulate, d_g.data(), d_folded, w, g.data(), OrderedSum(stream));
+}
+
 template void gain_forward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>);
 template void gain_backward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, Mat<const bf16>, Vec<const float>);
+template void gain_unfold(Stream, Mat<float>, Output, Vec<float>, Mat<const float>, Mat<const bf16>, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

@@ -7,16 +7,49 @@
 
 namespace nanorun::kernels::portable {
 
+namespace {
+
+/// out = rms_norm(x + shift), with rstd.
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum) {
+void shifted_norm(Mat<T> out, Vec<T> rstd, Mat<const T> x, Vec<const T> shift, T eps) {
   for_rows("rms_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
     const T* from = x.row(t);
     T* to = out.row(t);
-    const T r = 1 / std::sqrt(dot(from, from, x.cols) / x.cols + static_cast<T>(eps));
+    T squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int j = 0; j < x.cols; ++j) {
+      const T shifted = from[j] + shift[j];
+      squares += shifted * shifted;
+    }
+    const T r = 1 / std::sqrt(squares / x.cols + eps);
+    rstd[t] = r;
+#pragma omp simd
+    for (int j = 0; j < x.cols; ++j) to[j] = (from[j] + shift[j]) * r;
+  });
+}
+
+template <class T>
+void plain_norm(Mat<T> out, Vec<T> rstd, Mat<const T> x, T eps) {
+  for_rows("rms_norm_forward", x.rows, [=] KOKKOS_FUNCTION(int t) {
+    const T* from = x.row(t);
+    T* to = out.row(t);
+    const T r = 1 / std::sqrt(dot(from, from, x.cols) / x.cols + eps);
     rstd[t] = r;
 #pragma omp simd
     for (int j = 0; j < x.cols; ++j) to[j] = from[j] * r;
   });
+}
+
+}  // namespace
+
+template <class T>
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum,
+                      Vec<const std::type_identity_t<acc_t<T>>> shift) {
+  if (shift.empty()) {
+    plain_norm<T>(out, rstd, x, static_cast<T>(eps));
+  } else {
+    shifted_norm<T>(out, rstd, x, shift, static_cast<T>(eps));
+  }
   const Magnitude<T> magnitude{maximum, out};
   if (maximum) max_magnitude<T>(stream, {&magnitude, 1});
 }
@@ -36,8 +69,8 @@ void rms_norm_backward(Stream, Mat<T> d_x, Mat<const T> out, Vec<const acc_t<T>>
   });
 }
 
-#define NANORUN_OPS(T)                                                              \
-  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*); \
+#define NANORUN_OPS(T)                                                                            \
+  template void rms_norm_forward(Stream, Mat<T>, Vec<T>, Mat<const T>, double, T*, Vec<const T>); \
   template void rms_norm_backward(Stream, Mat<T>, Mat<const T>, Vec<const T>, Mat<const T>, Output);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 

@@ -6,8 +6,9 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 /// One row by a warp, N vectors of 8 elements for each lane. Returns what keep_larger() found in a lane's part of out.
-template <int N>
-__device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, const Mat<const bf16>& x, float eps) {
+template <int N, bool shifted>
+__device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, const Mat<const bf16>& x, float eps,
+                                  const float* shift) {
   const int lane = threadIdx.x % warp_size;
   Vector<bf16, 8> v[N];
 #pragma unroll
@@ -15,16 +16,26 @@ __device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, co
     const int col = 8 * (lane + warp_size * i);
     if (col < x.cols) v[i] = load_vector<8>(x.row(row) + col);
   }
+  const auto values = [&](int i) {
+    Vector<float, 8> y = to_floats(v[i]);
+    const int col = 8 * (lane + warp_size * i);
+    if (shifted && col < x.cols) {
+      const Vector<float, 8> s = load_vector<8>(shift + col);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) y.v[k] += s.v[k];
+    }
+    return y;
+  };
   float squares = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) squares += dot(to_floats(v[i]), to_floats(v[i]));
+  for (int i = 0; i < N; ++i) squares += dot(values(i), values(i));
   const float r = rsqrtf(warp_sum(squares) / x.cols + eps);
   if (lane == 0) rstd[row] = r;
   std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int col = 8 * (lane + warp_size * i);
-    Vector<float, 8> y = to_floats(v[i]);
+    Vector<float, 8> y = values(i);
 #pragma unroll
     for (int k = 0; k < 8; ++k) y.v[k] *= r;
     if (col >= x.cols) continue;
@@ -36,12 +47,13 @@ __device__ std::uint32_t norm_row(int row, const Mat<bf16>& out, float* rstd, co
 }
 
 /// A warp for each row.
-template <int N>
+template <int N, bool shifted>
 __global__ void __launch_bounds__(block_threads)
-    rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps, float* maximum) {
+    rms_norm_forward_kernel(Mat<bf16> out, float* rstd, Mat<const bf16> x, float eps, float* maximum,
+                            const float* shift) {
   begin_after_previous();
   const int row = blockIdx.x * block_warps + threadIdx.x / warp_size;
-  const std::uint32_t largest = row < x.rows ? norm_row<N>(row, out, rstd, x, eps) : 0;
+  const std::uint32_t largest = row < x.rows ? norm_row<N, shifted>(row, out, rstd, x, eps, shift) : 0;
   if (maximum) raise_by_block(maximum, largest);
 }
 
@@ -81,13 +93,16 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 
 template <class T>
-void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum) {
+void rms_norm_forward(Stream stream, Mat<T> out, Vec<acc_t<T>> rstd, Mat<const T> x, double eps, acc_t<T>* maximum,
+                      Vec<const std::type_identity_t<acc_t<T>>> shift) {
   require_vectors("rms_norm_forward", out);
   require_vectors("rms_norm_forward", x);
+  require_vectors("rms_norm_forward", Mat<const float>(shift.data(), 1, static_cast<int>(shift.size())));
   if (x.rows == 0) return;
   for_vectors_per_lane("rms_norm_forward", x.cols, [&](auto n) {
-    launch("rms_norm_forward", stream, rms_norm_forward_kernel<n()>, row_blocks(x.rows), block_threads, 0, out,
-           rstd.data(), x, static_cast<float>(eps), maximum);
+    const auto kernel = shift.empty() ? rms_norm_forward_kernel<n(), false> : rms_norm_forward_kernel<n(), true>;
+    launch("rms_norm_forward", stream, kernel, row_blocks(x.rows), block_threads, 0, out, rstd.data(), x,
+           static_cast<float>(eps), maximum, shift.data());
   });
 }
 
@@ -104,7 +119,7 @@ void rms_norm_backward(Stream stream, Mat<T> d_x, Mat<const T> out, Vec<const ac
   });
 }
 
-template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*);
+template void rms_norm_forward(Stream, Mat<bf16>, Vec<float>, Mat<const bf16>, double, float*, Vec<const float>);
 template void rms_norm_backward(Stream, Mat<bf16>, Mat<const bf16>, Vec<const float>, Mat<const bf16>, Output);
 
 }  // namespace nanorun::kernels::cuda

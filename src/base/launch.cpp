@@ -17,9 +17,10 @@ constexpr const char* of_mpirun = "OMPI_COMM_WORLD_SIZE";
 /// Variables with the number of ranks that a launcher has started: Open MPI, which may lie in the others, MPICH and
 /// related MPIs, and Slurm.
 constexpr std::array of_ranks = {of_mpirun, "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"};
-/// Variables that say that this MPI's own launcher has started the program, even within another launcher; or that
-/// somebody types in a terminal of Slurm (launch_variables) and starts programs one by one.
-constexpr std::array of_own_launcher = {of_mpirun, "PMIX_RANK", "SLURM_PTY_PORT"};
+/// Set by launchers that serve PMIx, which this MPI may not be able to use.
+constexpr const char* of_pmix = "PMIX_RANK";
+/// Set where somebody types in a terminal of Slurm (launch_variables) and starts programs one by one.
+constexpr const char* of_terminal = "SLURM_PTY_PORT";
 
 /// Whether somebody may have typed this program's command: it has a terminal, and is no rank above 0 of a step.
 /// Programs that further launchers start in the shell inherit the shell's variables, but have no terminal, or variables
@@ -36,7 +37,7 @@ bool is_typed_in_terminal() {
 }
 
 bool has_own_launcher(const LaunchVariables& variables) {
-  return variables.contains(of_mpirun) || variables.contains("PMIX_RANK");
+  return variables.contains(of_mpirun) || variables.contains(of_pmix);
 }
 
 }  // namespace
@@ -60,8 +61,9 @@ LaunchVariables launch_variables() {
     if (const char* value = std::getenv(name)) variables.emplace(name, value);
   };
   std::ranges::for_each(of_ranks, add);
-  std::ranges::for_each(of_own_launcher, add);
-  if (variables.contains("SLURM_PTY_PORT") && !is_typed_in_terminal()) variables.erase("SLURM_PTY_PORT");
+  add(of_pmix);
+  add(of_terminal);
+  if (variables.contains(of_terminal) && !is_typed_in_terminal()) variables.erase(of_terminal);
   return variables;
 }
 
@@ -87,7 +89,7 @@ std::string unjoined_launcher(int ranks, const std::string& mpi, const LaunchVar
   };
   const auto found = std::ranges::find_if(of_ranks, tells_several);
   if (ranks > 1 || found == of_ranks.end()) return {};
-  if (found != of_ranks.begin() && std::ranges::any_of(of_own_launcher, is_set)) return {};
+  if (found != of_ranks.begin() && (is_set(of_mpirun) || is_set(of_terminal))) return {};
   return fmt::format(
       "{} = {}: a launcher has started several ranks, but {}, with which nanorun was built, sees one alone: start the "
       "ranks with the mpirun of this MPI, or under Slurm with srun --mpi=pmix (srun --mpi=list shows what there is); "

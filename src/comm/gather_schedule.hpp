@@ -23,8 +23,8 @@ class GatherSchedule {
   /// `parts`: what each rank has, in elements.
   explicit GatherSchedule(const Bounds& parts);
 
-  /// Whether the parts are spread before they are gathered: where the rank that sends most then sends much less.
-  /// So large parts leave a rank at most twice.
+  /// Whether the parts are spread before they are gathered: where the rank that sends most then sends less by more than
+  /// a quarter and than the additional rounds are worth. Then each rank sends less than all parts twice.
   bool spreads() const { return spreads_; }
   /// The rounds of a rank: at most 2 ceil(log2 ranks), none for one rank.
   std::vector<GatherRound> rounds_of(int rank) const;

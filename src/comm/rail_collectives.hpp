@@ -1,7 +1,7 @@
 #pragma once
 // Collectives on tensors among the nodes, on one rail (src/comm/node_layout.hpp): few messages and little memory
-// whatever the number of nodes. Each byte of a gradient leaves a node once (src/comm/circulant.hpp); no node sends
-// the weights more than twice (src/comm/gather_schedule.hpp).
+// whatever the number of nodes. Each byte of a gradient leaves a node once (src/comm/circulant.hpp). Large weights of
+// few nodes are spread before they are gathered (src/comm/gather_schedule.hpp).
 //
 // NCCL's own reduce-scatter and all-gather do not serve: their parts have one size, and they choose the order of a sum.
 

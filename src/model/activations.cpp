@@ -72,7 +72,8 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
     input.first = stream();
   }
   if (model.residual == Residual::plain && model.embedding_norm) input.first = stream();
-  if (model.norm_gains) gained = stream();
+  if (model.norm_gains) allocate_gains(model, allocator);
+  if (model.biases) stream_bias = take_vector<acc_t<T>>(allocator, model.width);
   if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
   if (plan.back().enters_last_mix) x_last = stream();
   final_norm = take_norm<T>(model.width, length, allocator);
@@ -91,6 +92,14 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
     v_first = block[0].attention.qkv.row_block(0, length).col_block(2 * model.width, model.width);
   }
   allocate_workspace(config, allocator);
+}
+
+template <class T>
+void Activations<T>::allocate_gains(const ModelConfig& model, WorkspaceAllocator& allocator) {
+  const int features = std::max(3, model.mlp_ratio) * model.width;
+  gained = take_matrix<T>(allocator, length, model.width);
+  folded = take_matrix<T>(allocator, features, model.width);
+  if (training()) d_folded = take_matrix<acc_t<T>>(allocator, features, model.width);
 }
 
 /// Every block has buffers of its own.

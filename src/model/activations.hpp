@@ -109,10 +109,14 @@ struct Activations {
   kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
   kernels::Mat<T> x_last;   ///< last mix, which the last block's output enters [T, d]
   NormActivations<T> final_norm;
-  kernels::Mat<T> gained;  ///< scratch, with norm_gains: a norm times its gain, for the layer that reads it [T, d]
-  kernels::Mat<T> value_source;  ///< what a layer's values take up beside their projection [T, d]
-  kernels::Mat<T> heads_out;     ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]
-  kernels::Mat<T> mlp_sum;       ///< output of the MLP in FP8, before it is added to the stream; in training [T, d]
+  // Scratch, with norm_gains.
+  kernels::Mat<T> gained;                       ///< a norm times its gain [T, d]
+  kernels::Mat<T> folded;                       ///< weights times the gain of the norm that they read [max(3, m) d, d]
+  kernels::Mat<kernels::acc_t<T>> d_folded;     ///< gradient of such weights; training only
+  kernels::Vec<kernels::acc_t<T>> stream_bias;  ///< with biases: what the stream lacks so far, see Biases [d]
+  kernels::Mat<T> value_source;                 ///< what a layer's values take up beside their projection [T, d]
+  kernels::Mat<T> heads_out;  ///< what XSA and gates leave of a layer's heads; the memory of value_source [T, d]
+  kernels::Mat<T> mlp_sum;    ///< output of the MLP in FP8, before it is added to the stream; in training [T, d]
 
   // Gradients; training only. The first five share one buffer.
   kernels::Mat<T> d_final_norm;                 ///< gradient of final_norm.n [T, d]
@@ -158,6 +162,7 @@ struct Activations {
   }
 
  private:
+  void allocate_gains(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_branch_outputs(const ModelConfig& model, int layer, kernels::WorkspaceAllocator& allocator);

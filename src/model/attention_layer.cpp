@@ -15,16 +15,15 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
                                 int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
   const ops::ValueResidual<T> residual = values_.forward(stream, a, feed.sequence, layer);
-  const Mat<const T> n = gains_.forward(stream, a, saved.norm.n, block_name(layer, "attention_gain"));
-  ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, n,
-                                       parameters_.weight(block_name(layer, "qkv")), rotary(feed, a.plan[layer]),
-                                       residual, model_.norm_eps, biases_.of(layer, "qkv_bias"));
+  const Mat<const T> w = gains_.weight(stream, a, block_name(layer, "qkv"), block_name(layer, "attention_gain"));
+  ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, saved.norm.n, w,
+                                       rotary(feed, a.plan[layer]), residual, model_.norm_eps,
+                                       biases_.of(layer, "qkv_bias"));
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, a.plan[layer]);
   ops::attention_forward<T>(stream, saved.y, saved.lse, in, mask, a.workspace);
   const Mat<T> y = heads_.forward(stream, a, in, mask.first_key, layer);
   ops::linear_forward<T>(stream, out, y, parameters_.weight(block_name(layer, "attention_out")), output);
-  biases_.add(stream, out, layer, "attention_out_bias");
 }
 
 template <class T>
@@ -65,12 +64,10 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                    values_.residual(a, feed.sequence, layer));
   if (plan.lends_values) ops::add<T>(stream, d_v, a.d_v_first);
   biases_.backward(stream, a.d_qkv, layer, "qkv_bias");
-  const std::string gain = block_name(layer, "attention_gain");
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "qkv")), a.d_qkv,
-                                 gains_.forward(stream, a, saved.norm.n, gain), d_matrices);
-  ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, parameters_.weight(block_name(layer, "qkv")), nullptr,
+  const std::string qkv = block_name(layer, "qkv"), gain = block_name(layer, "attention_gain");
+  gains_.weight_backward(stream, a, a.d_qkv, saved.norm.n, qkv, gain, d_matrices);
+  ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, gains_.weight(stream, a, qkv, gain), nullptr,
                                 kernels::accumulate_if(plan.adds_norm_gradient));
-  gains_.backward(stream, saved.d_norm, saved.norm.n, gain);
   values_.backward_gates(stream, a, layer);
   heads_.backward_gate(stream, a, layer);
 }

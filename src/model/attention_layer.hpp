@@ -27,7 +27,7 @@ class AttentionLayer {
         heads_(heads),
         values_(values) {}
 
-  /// out [T, d] = or += attention of the norm that the layer reads [T, d].
+  /// out [T, d] = or += attention of the norm that the layer reads [T, d], without attention_out_bias.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
                kernels::Output output, int layer) const;
   /// out [T, d] = the output of forward(), computed anew in a backward pass.

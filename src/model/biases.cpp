@@ -15,8 +15,16 @@ kernels::Vec<const acc_t<T>> Biases<T>::of(int layer, const char* tensor) const 
 }
 
 template <class T>
-void Biases<T>::add(Stream stream, Mat<T> out, int layer, const char* tensor) const {
-  if (model_.biases) ops::add_bias<T>(stream, out, of(layer, tensor));
+void Biases<T>::begin_stream(Stream stream, const Activations<T>& a) const {
+  if (model_.biases) ops::fill<acc_t<T>>(stream, a.stream_bias, 0);
+}
+
+template <class T>
+void Biases<T>::add_to_stream(Stream stream, const Activations<T>& a, int layer, const char* tensor) const {
+  if (!model_.biases) return;
+  const int width = model_.width;
+  const Mat<const acc_t<T>> bias(of(layer, tensor).data(), 1, width);
+  ops::add<acc_t<T>>(stream, Mat<acc_t<T>>(a.stream_bias.data(), 1, width), bias);
 }
 
 template <class T>

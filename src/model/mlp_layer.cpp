@@ -48,8 +48,8 @@ void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, cons
     ops::linear_relu2_forward_fp8<T>(stream, saved.h, scale.largest_h, saved.norm.n, scale.n, w, scale.w_in,
                                      a.workspace, ahead);
   } else {
-    const Mat<const T> n = gains_.forward(stream, a, saved.norm.n, block_name(layer, "mlp_gain"));
-    ops::linear_relu2_forward<T>(stream, saved.h, n, w, biases_.of(layer, "mlp_in_bias"));
+    const Mat<const T> folded = gains_.weight(stream, a, block_name(layer, "mlp_in"), block_name(layer, "mlp_gain"));
+    ops::linear_relu2_forward<T>(stream, saved.h, saved.norm.n, folded, biases_.of(layer, "mlp_in_bias"));
   }
 }
 
@@ -63,7 +63,6 @@ void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Ou
   }
   hidden(stream, a, layer);
   ops::linear_forward<T>(stream, out, a.block[layer].mlp.h, parameters_.weight(block_name(layer, "mlp_out")), output);
-  biases_.add(stream, out, layer, "mlp_out_bias");
 }
 
 /// out [T, d] =.
@@ -89,11 +88,9 @@ void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchG
   ops::linear_relu2_backward<T>(stream, a.d_hidden, d_out.d, parameters_.weight(block_name(layer, "mlp_out")), saved.h,
                                 d_out.factor);
   biases_.backward(stream, a.d_hidden, layer, "mlp_in_bias");
-  const std::string gain = block_name(layer, "mlp_gain");
-  ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_in")), a.d_hidden,
-                                 gains_.forward(stream, a, saved.norm.n, gain), d_matrices);
-  ops::linear_backward_input<T>(stream, a.d_mlp_norm, a.d_hidden, parameters_.weight(block_name(layer, "mlp_in")));
-  gains_.backward(stream, a.d_mlp_norm, saved.norm.n, gain);
+  const std::string w_in = block_name(layer, "mlp_in"), gain = block_name(layer, "mlp_gain");
+  gains_.weight_backward(stream, a, a.d_hidden, saved.norm.n, w_in, gain, d_matrices);
+  ops::linear_backward_input<T>(stream, a.d_mlp_norm, a.d_hidden, gains_.weight(stream, a, w_in, gain));
 }
 
 NANORUN_INSTANTIATE(class MlpLayer);

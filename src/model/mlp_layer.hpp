@@ -30,7 +30,7 @@ class MlpLayer {
   kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
     return quantises(a) ? scales_.largest_n(layer) : nullptr;
   }
-  /// out [T, d] = or += MLP of mlp.norm [T, d]. In FP8, training uses a.mlp_sum.
+  /// out [T, d] = or += MLP of mlp.norm [T, d], without mlp_out_bias. In FP8, training uses a.mlp_sum.
   void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
                int layer) const;
   /// Makes a.d_mlp_norm the gradient of the norm, from d_out, the gradient of the output. Replaces the gradients of the

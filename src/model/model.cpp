@@ -157,9 +157,10 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
   if (hooks.leave) hooks.leave(-1);
 }
 
-/// Makes the input of layer 0, where it is not x0.
+/// Makes the input of layer 0, where it has not the buffer of x0.
 template <class T>
 void Model<T>::first_input_forward(Activations<T>& a) {
+  biases_.begin_stream(stream_, a);
   if (!a.input.first) return;
   if (config_.model.norm_gains) {
     ops::gain_forward<T>(stream_, a.input.first, a.input.x0, parameters_.vector("embedding_gain"));
@@ -206,11 +207,13 @@ void Model<T>::plain_block_forward(Activations<T>& a, const Feed<T>& feed, const
   const int layer = plan.layer;
   const BlockActivations<T>& block = a.block[layer];
   if (plan.attends) {
-    norm(block.attention.norm, block.x_out);
+    norm(block.attention.norm, block.x_out, nullptr, a.stream_bias);
     attention_.forward(stream_, a, feed, block.x_out, Output::accumulate, layer);
+    biases_.add_to_stream(stream_, a, layer, "attention_out_bias");
   }
-  norm(block.mlp.norm, block.x_out, mlp_.largest_n(a, layer));
+  norm(block.mlp.norm, block.x_out, mlp_.largest_n(a, layer), a.stream_bias);
   mlp_.forward(stream_, a, block.x_out, Output::accumulate, layer);
+  biases_.add_to_stream(stream_, a, layer, "mlp_out_bias");
 }
 
 /// a.d_x: gradient of the block's output; then of its input.
@@ -283,7 +286,7 @@ void Model<T>::final_norm_forward(Activations<T>& a) {
   if (a.plan.back().enters_last_mix) {
     mix_norm(a.x_last, a.final_norm, mixes_.last(a));
   } else {
-    norm(a.final_norm, a.layer_input(layers));
+    norm(a.final_norm, a.layer_input(layers), nullptr, a.stream_bias);
   }
 }
 
@@ -323,10 +326,11 @@ void Model<T>::clear_gradients(const Activations<T>& a) {
   coefficients_.clear_gradients(stream_, a.coefficients);
 }
 
-/// `out` = norm of x. `largest`: see ops::rms_norm_forward.
+/// `out` = norm of x + shift. `largest`: see ops::rms_norm_forward.
 template <class T>
-void Model<T>::norm(const NormActivations<T>& out, Mat<const T> x, acc_t<T>* largest) {
-  ops::rms_norm_forward<T>(stream_, out.n, out.rstd, x, config_.model.norm_eps, largest);
+void Model<T>::norm(const NormActivations<T>& out, Mat<const T> x, acc_t<T>* largest,
+                    kernels::Vec<const acc_t<T>> shift) {
+  ops::rms_norm_forward<T>(stream_, out.n, out.rstd, x, config_.model.norm_eps, largest, shift);
 }
 
 template <class T>

@@ -18,6 +18,7 @@
 #include "src/measure/trace.hpp"
 #include "src/model/activations.hpp"
 #include "src/model/attention_layer.hpp"
+#include "src/model/biases.hpp"
 #include "src/model/input_layer.hpp"
 #include "src/model/mlp_layer.hpp"
 #include "src/model/mlp_scales.hpp"
@@ -106,7 +107,8 @@ class Model {
   void final_norm_backward(Activations<T>& a);
   void injections_backward(Activations<T>& a, const InjectionSum& sum);
   void clear_gradients(const Activations<T>& a);
-  void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr);
+  void norm(const NormActivations<T>& out, kernels::Mat<const T> x, Gradient* largest = nullptr,
+            kernels::Vec<const Gradient> shift = {});
   void norm_backward(kernels::Mat<T> d_x, kernels::Output output, const ops::NormGradient<T>& d_norm);
   void mix_norm(kernels::Mat<T> x, const NormActivations<T>& out, const MixTerms<T>& terms,
                 Gradient* largest = nullptr);
@@ -127,6 +129,7 @@ class Model {
   Activations<T> validation_;
 
   NormGains<T> gains_;
+  Biases<T> biases_;
   ZeroBranches<T> zero_branches_;
   Coefficients<T> coefficients_;
   StreamMixes<T> mixes_;

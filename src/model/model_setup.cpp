@@ -75,6 +75,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       arena_(activation_bytes<T>(config, mode_of(gradients)), "the activations",
              "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute = \"mlp\""),
       gains_(config.model, parameters_),
+      biases_(config.model, parameters_),
       zero_branches_(parameters_, weights),
       coefficients_(config.model, bind_gradients(table, gradients)),
       mixes_(config.model, parameters_, coefficients_),

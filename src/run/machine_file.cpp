@@ -54,6 +54,30 @@ double step_of(const Machine& machine, const TrainingPlan& plan, int sequences) 
          machine.all_reduce * rounds;
 }
 
+/// Throws Error(usage) where a number is none of a fit.
+Machine checked(Machine machine) {
+  const auto positive = [](double x) { return x > 0 && std::isfinite(x); };
+  const auto at_least_zero = [](double x) { return x >= 0 && std::isfinite(x); };
+  const double others[] = {machine.constant,
+                           machine.muon,
+                           machine.adam,
+                           machine.spread,
+                           machine.inside.latency,
+                           machine.inside.per_byte,
+                           machine.between.latency,
+                           machine.between.per_byte,
+                           machine.all_reduce,
+                           machine.overlap,
+                           machine.largest_error};
+  if (!positive(machine.flops_per_sequence) || !positive(machine.per_sequence) || machine.overlap > 1 ||
+      !std::ranges::all_of(others, at_least_zero)) {
+    throw Error(ExitCode::usage, fmt::format("{}: no machine.json of a scaling study: it has numbers that no study "
+                                             "finds, such as times below 0 or an overlap above 1",
+                                             machine.path));
+  }
+  return machine;
+}
+
 }  // namespace
 
 Machine read_machine(const std::string& path) {
@@ -63,19 +87,10 @@ Machine read_machine(const std::string& path) {
     if (json.at("format") != "nanorun machine" || json.at("format_version") != 1)
       throw Error(ExitCode::usage, fmt::format("{}: another format than \"nanorun machine\" 1", path));
     const nlohmann::json& seconds = json.at("seconds");
-    return {path,
-            json.at("model"),
-            json.at("flops_per_sequence"),
-            seconds.at("sequence"),
-            seconds.at("step"),
-            seconds.at("muon"),
-            seconds.at("adam"),
-            json.at("spread"),
-            link_of(seconds.at("inside")),
-            link_of(seconds.at("between")),
-            seconds.at("all_reduce"),
-            json.at("overlap"),
-            json.at("largest_error")};
+    return checked({path, json.at("model"), json.at("flops_per_sequence"), seconds.at("sequence"), seconds.at("step"),
+                    seconds.at("muon"), seconds.at("adam"), json.at("spread"), link_of(seconds.at("inside")),
+                    link_of(seconds.at("between")), seconds.at("all_reduce"), json.at("overlap"),
+                    json.at("largest_error")});
   } catch (const nlohmann::json::exception& error) {
     throw Error(ExitCode::usage, fmt::format("{}: no machine.json of a scaling study: {}", path, error.what()));
   }

@@ -29,6 +29,27 @@ void compare(int rows, int cols) {
   d_g.expect_match("d_g, twice", 1e-6 * rows, 1e-5);
 }
 
+void compare_unfolding(int rows, int cols, Output output) {
+  SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(cols));
+  Tensor<bf16> w(rows, cols, 1);
+  Tensor<float> d_folded(rows, cols, 2), d_w(rows, cols, 3), g(1, cols, 4), d_g(1, cols, 5);
+  const test::SumStream stream;
+  portable::gain_unfold<float>({}, d_w.host(), output, d_g.host_flat(), d_folded.host(), w.host(), g.host_flat());
+  cuda::gain_unfold<bf16>(stream, d_w.device(), output, d_g.device_flat(), d_folded.device(), w.device(),
+                          g.device_flat());
+  d_w.expect_match("d_w", 1e-6, 1e-6);
+  d_g.expect_match("d_g", 1e-6 * rows, 1e-5);
+}
+
+TEST(CudaGain, UnfoldingMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Output output : {Output::overwrite, Output::accumulate}) {
+    compare_unfolding(1, 8, output);
+    compare_unfolding(300, 264, output);
+    compare_unfolding(6400, 1600, output);
+  }
+}
+
 TEST(CudaGain, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(1, 8);

@@ -14,13 +14,16 @@ using test::Tensor;
 
 constexpr double eps = 1e-6;
 
-void compare_forward(int rows, int cols, int ld, InPlace in_place) {
+void compare_forward(int rows, int cols, int ld, InPlace in_place, bool shifted = false) {
+  Tensor<float> shift(1, cols, 5);
+  const Vec<const float> host_shift = shifted ? Vec<const float>(shift.host_flat()) : Vec<const float>();
+  const Vec<const float> device_shift = shifted ? Vec<const float>(shift.device_flat()) : Vec<const float>();
   Tensor<bf16> x(rows, cols, 1, {-2, 3}, ld);
   Tensor<float> rstd = Tensor<float>::poisoned(1, rows);
   Tensor<bf16> out = Tensor<bf16>::poisoned(rows, cols);
   Tensor<bf16>& target = in_place == InPlace::yes ? x : out;
-  portable::rms_norm_forward<float>({}, target.host(), rstd.host_flat(), x.host(), eps);
-  cuda::rms_norm_forward<bf16>({}, target.device(), rstd.device_flat(), x.device(), eps);
+  portable::rms_norm_forward<float>({}, target.host(), rstd.host_flat(), x.host(), eps, nullptr, host_shift);
+  cuda::rms_norm_forward<bf16>({}, target.device(), rstd.device_flat(), x.device(), eps, nullptr, device_shift);
   target.expect_match("out");
   rstd.expect_match("rstd", 0, 1e-5);
 }
@@ -47,6 +50,7 @@ TEST(CudaNorm, SmallShapesMatchPortable) {
   for (const auto& [rows, cols, ld] : shapes) {
     SCOPED_TRACE(cols);
     for (const InPlace in_place : {InPlace::no, InPlace::yes}) compare_forward(rows, cols, ld, in_place);
+    compare_forward(rows, cols, ld, InPlace::no, /*shifted=*/true);
     for (const Output output : {Output::accumulate, Output::overwrite}) compare_backward(rows, cols, ld, output);
   }
 }

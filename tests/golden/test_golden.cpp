@@ -138,7 +138,7 @@ TEST(Golden, Record21WithHeadsOf128) { compare("record21_wide"); }
 TEST(Golden, PlainGptWithAdamW) { compare("plain"); }
 TEST(Golden, PlainGptWithMuon) { compare("plain_muon"); }
 TEST(Golden, PlainGptWithLittleElse) { compare("plain_bare"); }
-TEST(Golden, PlainGptWithAdamWAndHeadsOf128) { compare("plain_wide"); }
+TEST(Golden, PlainGptWithAdamWAndHeadsOf64) { compare("plain_wide"); }
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }

@@ -78,6 +78,16 @@ class MachineFile(ScalingTest):
                       self.refusal("model.layers=2"))
         self.assertIn("train.length or the windows differ", self.refusal("train.length=512"))
 
+    def test_numbers_that_no_study_finds_are_refused(self):
+        self.write()
+        given = json.loads(self.file.read_text())
+        for change in ({"overlap": 40}, {"spread": -0.1}, {"seconds": given["seconds"] | {"sequence": -1}},
+                       {"seconds": given["seconds"] | {"between": {"latency": -1e-6, "seconds_per_byte": 0}}}):
+            with self.subTest(change):
+                self.file.write_text(json.dumps(given | change))
+                self.assertIn("machine.json: no machine.json of a scaling study: it has numbers that no study finds",
+                              self.refusal())
+
     def staged(self, stage, **values):
         """A study of a deck of two stages, the steps of one of which count."""
         text = (self.folder / "deck.toml").read_text()

@@ -216,15 +216,17 @@ def measure(run, steps, first, end):
 
 
 def gather(study):
-    """Returns the measurements of all finished runs of a study, and (run, why) for each other run."""
+    """Returns the measurements of all finished runs of a study, and (run, why) for each other run. Throws StudyError if
+    the steps of study.stage are not known."""
     measurements, missing = [], []
     plans = plan.read_plans(study.folder)[0] if study.stage >= 0 else {}
     for run in study.runs():
         if not finished(run, study.steps):
             missing.append((run, "not finished" if run.log.exists() else "not started"))
             continue
+        counted = plan.counted_steps(study, plans.get(run.ranks))
         try:
-            measurements.append(measure(run, study.steps, *plan.counted_steps(study, plans.get(run.ranks))))
+            measurements.append(measure(run, study.steps, *counted))
             if measurements[0].phases.keys() != measurements[-1].phases.keys():
                 raise tool.ToolError(f"{run.folder}: other phases than in {measurements.pop(0).run.folder}")
         except tool.ToolError as error:

@@ -98,6 +98,8 @@ def counted_steps(study, planned):
     if study.stage < 0:
         return study.warmup, study.steps
     steps = [stage.steps for stage in planned.stages]
+    if not steps:
+        raise StudyError(f"study.stage: {study.folder / PLANS} is of an earlier version and has no stages; remove it")
     if study.stage >= len(steps):
         raise StudyError(f"study.stage: the deck has no stage {study.stage}; its stages are 0 to {len(steps) - 1}")
     begin = sum(steps[:study.stage])

@@ -43,5 +43,30 @@ TEST(Gain, GradientsMatchFiniteDifferences) {
   }
 }
 
+/// The layer out = (W diag(g)) n by way of the folded weights.
+TEST(Gain, UnfoldedGradientsMatchFiniteDifferences) {
+  constexpr int features = 5;
+  Values w = test::random_values(features * cols, 4), g = test::random_values(cols, 5);
+  const Values d_values = test::random_values(features * cols, 6);
+  const auto folded = [&] {
+    Strided<double> from(features, cols, w), out(features, cols);
+    gain_forward<double>({}, out.mat(), from.mat(), g);
+    return out.dense();
+  };
+  const auto loss = [&] { return test::inner_product(d_values, folded()); };
+  for (const Output output : {Output::overwrite, Output::accumulate}) {
+    Strided<double> d_folded(features, cols, d_values), weights(features, cols, w);
+    const Values start(features * cols, output == Output::accumulate ? 1 : std::numeric_limits<double>::quiet_NaN());
+    Strided<double> d_w(features, cols, start);
+    Values d_g(cols, 1);
+    gain_unfold<double>({}, d_w.mat(), output, d_g, d_folded.mat(), weights.mat(), g);
+    for (double& d : d_g) d -= 1;
+    Values of_w = d_w.dense();
+    if (output == Output::accumulate) of_w = test::difference(of_w, start);
+    test::check_gradient("w", loss, w, of_w);
+    test::check_gradient("g", loss, g, d_g);
+  }
+}
+
 }  // namespace
 }  // namespace nanorun::kernels::portable

@@ -53,6 +53,20 @@ TEST(Norm, ForwardIsTheFormula) {
   }
 }
 
+/// The norm of x + shift, as if the sum had been formed.
+TEST(Norm, ForwardTakesAShift) {
+  constexpr int rows = 5, cols = 37;
+  const Values x = test::random_values(rows * cols, 1), shift = test::random_values(cols, 2);
+  Values sum = x;
+  for (int i = 0; i < rows * cols; ++i) sum[i] += shift[i % cols];
+  const Forward expected = forward<double>(rows, cols, sum);
+  Strided<double> from(rows, cols, x), out(rows, cols);
+  Values rstd = test::poisoned<double>(rows);
+  rms_norm_forward<double>({}, out.mat(), rstd, from.mat(), eps, nullptr, shift);
+  EXPECT_LT(test::relative_error(out.dense(), expected.out), 1e-14);
+  EXPECT_LT(test::relative_error(rstd, expected.rstd), 1e-14);
+}
+
 /// NaN does not count, nor does what lies between the rows.
 TEST(Norm, ForwardRaisesTheLargestMagnitude) {
   constexpr int rows = 5, cols = 37;

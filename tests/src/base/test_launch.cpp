@@ -28,15 +28,16 @@ TEST(Launch, RanksOfAnotherLauncherAreRecognised) {
 }
 
 TEST(Launch, TheOwnLauncherAndTerminalsMayLieInAnother) {
-  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PTY_PORT"})
+  for (const char* own : {"OMPI_COMM_WORLD_SIZE", "SLURM_PTY_PORT"})
     EXPECT_EQ(told({{"PMI_SIZE", "4"}, {"SLURM_STEP_NUM_TASKS", "4"}, {own, "1"}}), "") << own;
 }
 
-/// An image has one version, and the host, which also sets what newer versions do, another.
-TEST(Launch, AnotherVersionOfTheOwnLauncherIsRecognised) {
+/// The host's mpirun and an image's MPI, for example; or srun --mpi=pmix and MPICH.
+TEST(Launch, LaunchersOfAnotherVersionOrKindOfPmixAreRecognised) {
   const LaunchVariables variables = {{"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "0"}, {"SLURM_PTY_PORT", "1"}};
   EXPECT_TRUE(told(variables).starts_with("OMPI_COMM_WORLD_SIZE = 2: "));
   EXPECT_EQ(told(variables, 2), "");
+  EXPECT_TRUE(told({{"SLURM_STEP_NUM_TASKS", "2"}, {"PMIX_RANK", "0"}}).starts_with("SLURM_STEP_NUM_TASKS = 2: "));
 }
 
 TEST(Launch, AStepWithoutPmixIsLeft) {
