@@ -18,8 +18,7 @@ void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const std::ty
 
 /// out = (alpha x + beta I) y, for symmetric x and y that commute, such as polynomials of one symmetric matrix: their
 /// product is symmetric. x, y, out [n, n], options.count of each, contiguous; out overlaps neither x nor y.
-/// With computes_triangle(n, n) out is exactly symmetric outside of the blocks [128, 128] on the diagonal, where it is
-/// up to rounding. Throws as gemm().
+/// With computes_triangle(n, n) out is exactly symmetric. Throws as gemm().
 template <class T>
 void symmetric_product(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
                        Mat<const std::type_identity_t<T>> y, Mat<T> out);

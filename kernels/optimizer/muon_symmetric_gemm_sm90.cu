@@ -60,6 +60,9 @@ struct TilePosition {
   __device__ bool diagonal() const { return row == col; }
   /// Whether the same rows of one matrix are both factors.
   __device__ bool one_factor(const Problem& p) const { return p.x_is_y && diagonal(); }
+  /// Whether the part below the diagonal is the mirror image of the one above: rounding makes products of two factors
+  /// asymmetric, and further products would multiply that.
+  __device__ bool mirrored(const Problem& p) const { return diagonal() && !p.x_is_y; }
 };
 
 /// Producer, one thread.
@@ -94,13 +97,31 @@ __device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* co
   return shared_address(columns) + swizzled(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
 }
 
-/// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image.
+/// A warp's 8 x 8 matrix of 16-bit elements, transposed.
+__device__ __forceinline__ std::uint32_t transposed(std::uint32_t matrix) {
+  std::uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(matrix));
+  return out;
+}
+
+/// Replaces what is below the diagonal of a 16 x 16 block by the mirror image of what is above.
+__device__ __forceinline__ void mirror_block(std::uint32_t (&pairs)[4]) {
+  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+  const std::uint32_t own = (row <= column ? 0x0000FFFFu : 0) | (row <= column + 1 ? 0xFFFF0000u : 0);
+#pragma unroll
+  for (const int k : {0, 3}) pairs[k] = (pairs[k] & own) | (transposed(pairs[k]) & ~own);
+  pairs[1] = transposed(pairs[2]);
+}
+
+/// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image: below
+/// the diagonal of a tile that is `mirrored`, else in `mirror`.
 template <class T>
 __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
-                                      const float (&accumulator)[tile_side / 2], int warp) {
+                                      const float (&accumulator)[tile_side / 2], int warp, bool mirrored) {
   constexpr int warps = consumer_rows / 16;  // warps of a consumer
 #pragma unroll
   for (int i = 0; i < tile_side / 16; ++i) {
+    if (mirrored && i < warp) continue;
     const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);
     std::uint32_t pairs[4];
     if (p.beta != 0) ldmatrix(pairs, at);
@@ -114,8 +135,11 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
       }
       pairs[k] = pack_pair<T>(low, high);
     }
+    if (mirrored && i == warp) mirror_block(pairs);
     stmatrix(at, pairs);
-    stmatrix_transposed(transposed_block_at(mirror[warp / warps], 16 * i, warp % warps * 2), pairs);
+    if (mirrored && i == warp) continue;
+    std::byte* const image = mirrored ? direct[warp / warps] : mirror[warp / warps];
+    stmatrix_transposed(transposed_block_at(image, 16 * i, warp % warps * 2), pairs);
   }
 }
 
@@ -150,9 +174,14 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   named_barrier_sync(all_summed, consumer_threads);
   auto& direct = s.k_tile[at.stage];
   auto& mirror = s.k_tile[(at.stage + 1) % stages];
-  stage<T>(direct, mirror, p, accumulator, warp);
+  const bool mirrored = tile.mirrored(p);
+  stage<T>(direct, mirror, p, accumulator, warp, mirrored);
   fence_async_proxy();
-  named_barrier_sync(staged + consumer, warpgroup_size);
+  if (mirrored) {
+    named_barrier_sync(all_summed, consumer_threads);
+  } else {
+    named_barrier_sync(staged + consumer, warpgroup_size);
+  }
   if (thread != 0) return;
   for (int half = 0; half < 2; ++half) {
     tma_store(p.out, direct[half] + column_bytes(consumer_rows) * consumer, 0,
