@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "src/comm/gather_schedule.hpp"
-
 namespace nanorun {
 
 kernels::Wire rail_wire(const kernels::Wire& wire) {
@@ -31,7 +29,9 @@ void RailCollectives::all_gather(std::span<std::byte> data, const Bounds& parts,
   const auto of = [&](const std::vector<Arc::Run>& runs, std::size_t i) {
     return i < runs.size() ? data.subspan(runs[i].begin * element, runs[i].size * element) : std::span<std::byte>{};
   };
-  for (const GatherRound& round : GatherSchedule(parts).rounds_of(rank_)) {
+  const auto [found, is_new] = gathers_.try_emplace(parts);
+  if (is_new) found->second = GatherSchedule(parts).rounds_of(rank_);
+  for (const GatherRound& round : found->second) {
     messages_.clear();
     for (std::size_t i = 0; i < std::max(round.out.size(), round.in.size()); ++i)
       messages_.push_back({round.to, of(round.out, i), round.from, of(round.in, i)});

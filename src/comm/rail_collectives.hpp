@@ -6,6 +6,7 @@
 // NCCL's own reduce-scatter and all-gather do not serve: their parts have one size, and they choose the order of a sum.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "src/base/arena.hpp"
 #include "src/comm/circulant.hpp"
 #include "src/comm/comm.hpp"
+#include "src/comm/gather_schedule.hpp"
 #include "src/comm/transport.hpp"
 
 namespace nanorun {
@@ -62,6 +64,7 @@ class RailCollectives {
   kernels::Stream stream_;
   kernels::Wire wire_;
   std::vector<CirculantRound> rounds_;
+  std::map<Bounds, std::vector<GatherRound>> gathers_;  ///< by the parts, which buckets have in every step
   Arena outgoing_;  ///< gradients on their way out; outlives the transport, which ends what is under way
   std::unique_ptr<Transport> transport_;
   std::vector<Message> messages_;

@@ -99,8 +99,6 @@ ShardInfo read_info(const ShardFile& file) {
   return std::visit([](const auto& open) { return read_info(open); }, file);
 }
 
-}  // namespace
-
 /// Throws where the file at expected.path does not hold what is expected. Returns where its tokens begin.
 std::uint64_t require_same(const ShardInfo& expected) {
   const ShardFile file = open_shard(expected.path);
@@ -117,6 +115,8 @@ std::uint64_t require_same(const ShardInfo& expected) {
   }
   return found.first_byte;
 }
+
+}  // namespace
 
 /// A shard held open for reading, which notices when the file changes underneath.
 class ShardReader::OpenShard {
