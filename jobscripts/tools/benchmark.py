@@ -36,9 +36,9 @@ FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suite
 
 def parse_arguments():
     parser = argparse.ArgumentParser(prog=SCRIPT, description=tool.summary(__doc__), allow_abbrev=False)
-    parser.add_argument("--size", default="", metavar="full|small|FILE",
-                        help="what is trained: a file of inputs/benchmark, or another one (default: full on GPUs, "
-                             "small on CPUs)")
+    parser.add_argument("--size", default="", metavar="NAME|FILE",
+                        help="what is trained: the name of a file of inputs/benchmark, such as 350m, or another file "
+                             "(default: full on GPUs, small on CPUs)")
     parser.add_argument("--weak", action="store_true", help="weak scaling: a step has one sequence per rank")
     parser.add_argument("--sequences", type=int, metavar="N",
                         help="with --weak: sequences of a step, a multiple of the ranks")
@@ -387,15 +387,24 @@ def read_bases(benchmark, arguments):
     return bases
 
 
+def file_of(size):
+    """The file of inputs/benchmark of that name, or `size` itself where there is none."""
+    named, path = FILES / f"{size}.toml", pathlib.Path(size)
+    if named.is_file() or not path.exists():
+        path = named
+    if not path.exists():
+        names = sorted(file.stem for file in FILES.glob("*.toml"))
+        raise tool.ToolError(f"--size {size} is neither a file nor one of {', '.join(names)}")
+    return path
+
+
 def main():
     arguments = parse_arguments()
-    if arguments.size not in ("", "full", "small"):
-        benchmark = read_benchmark(pathlib.Path(arguments.size), arguments.weak)
-        machine = Machine(arguments)
-    else:
-        machine = Machine(arguments)
-        size = arguments.size or ("small" if machine.program.build == "cpu" else "full")
-        benchmark = read_benchmark(FILES / f"{size}.toml", arguments.weak)
+    # What can be said of the file is said before the program is looked for.
+    benchmark = read_benchmark(file_of(arguments.size), arguments.weak) if arguments.size else None
+    machine = Machine(arguments)
+    if not benchmark:
+        benchmark = read_benchmark(file_of("small" if machine.program.build == "cpu" else "full"), arguments.weak)
     given = read_bases(benchmark, arguments)
     ranks, sequences = choose(benchmark, machine.program, arguments)
     found = result(benchmark, machine, run_all(benchmark, machine, ranks, sequences, arguments), given)

@@ -25,6 +25,8 @@ Descriptor::~Descriptor() {
   if (number_ >= 0) ::close(number_);
 }
 
+Descriptor open_to_change(const std::string& path, ExitCode code) { return open_regular(path, O_RDWR, code); }
+
 Descriptor open_to_read(const std::string& path, ExitCode code) {
   const FileKind found = kind_of(path, code);
   if (found == FileKind::absent) throw Error(code, path + ": no such file");
@@ -60,6 +62,17 @@ void read_at(const Descriptor& file, const std::string& path, std::uint64_t offs
       fail_by_system(code, path, fmt::format("{} bytes at {} cannot be read", bytes.size(), offset), errno);
     if (count == 0)
       throw Error(code, fmt::format("{}: truncated: ends at byte {}, {} more expected", path, offset, bytes.size()));
+    offset += static_cast<std::uint64_t>(count);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void write_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<const std::byte> bytes,
+              ExitCode code) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail_by_system(code, path, "cannot be written", count < 0 ? errno : ENOSPC);
     offset += static_cast<std::uint64_t>(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }

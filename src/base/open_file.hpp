@@ -33,6 +33,9 @@ class Descriptor {
 /// Opens a regular file for reading. Throws at once, and never waits, where `path` is a directory, device or FIFO.
 Descriptor open_to_read(const std::string& path, ExitCode code);
 
+/// Opens a regular file for reading and writing.
+Descriptor open_to_change(const std::string& path, ExitCode code);
+
 /// Opens a directory, so that names_file() can tell later whether a path still names it.
 Descriptor open_directory(const std::string& path, ExitCode code);
 
@@ -42,6 +45,10 @@ Descriptor open_regular(const std::string& path, int flags, ExitCode code);
 /// Fills `bytes` with the file's bytes from `offset` on; throws where there are fewer.
 void read_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<std::byte> bytes,
              ExitCode code);
+
+/// Writes all bytes from `offset` on.
+void write_at(const Descriptor& file, const std::string& path, std::uint64_t offset, std::span<const std::byte> bytes,
+              ExitCode code);
 
 /// Writes all bytes where the descriptor stands.
 void write_all(const Descriptor& file, const std::string& path, std::span<const std::byte> bytes, ExitCode code);

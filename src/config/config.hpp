@@ -225,6 +225,7 @@ struct CheckpointConfig {
   std::string restart = "auto";
   std::string weights;
   OnFailure on_failure = OnFailure::stop;
+  bool background = false;
   std::string mpi_hints;
 };
 

@@ -27,17 +27,18 @@ StepResults add_up_in_order(Comm& comm, int slot, int slots, const StepResults& 
 }  // namespace
 
 Requests agree(Comm& comm, const Requests& own, std::span<double> others) {
-  // Ranks that could not read, and that saw each reason to stop.
-  constexpr std::size_t reasons = static_cast<std::size_t>(StopReason::count), places = 1 + reasons;
+  // Ranks that could not read, that write, and that saw each reason to stop.
+  constexpr std::size_t first = 2, reasons = static_cast<std::size_t>(StopReason::count), places = first + reasons;
   std::vector<double> seen(places);
   seen[0] = own.unread ? 1 : 0;
-  seen[1 + static_cast<std::size_t>(own.stop)] = 1;
+  seen[1] = own.writes ? 1 : 0;
+  seen[first + static_cast<std::size_t>(own.stop)] = 1;
   seen.insert(seen.end(), others.begin(), others.end());
   comm.all_reduce(std::span<double>(seen), Reduce::sum);
   std::copy(seen.begin() + places, seen.end(), others.begin());
-  Requests requests{seen[0] > 0, StopReason::none};
+  Requests requests{.unread = seen[0] > 0, .writes = seen[1] > 0};
   for (std::size_t i = 0; i < reasons; ++i) {
-    if (seen[1 + i] > 0) requests.stop = static_cast<StopReason>(i);
+    if (seen[first + i] > 0) requests.stop = static_cast<StopReason>(i);
   }
   return requests;
 }

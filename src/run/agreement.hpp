@@ -10,9 +10,10 @@
 
 namespace nanorun {
 
-/// A rank's reasons not to make the next step.
+/// What a rank has seen that concerns the next step.
 struct Requests {
   bool unread = false;  ///< the next step's tokens could not be read
+  bool writes = false;  ///< a checkpoint is still being written
   StopReason stop = StopReason::none;
 };
 

@@ -217,14 +217,38 @@ void Checkpoints::prune(long step) {
   }
 }
 
-std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
-  const std::string path = path_of(progress.step), partial = partial_of(path);
+/// Collective. Makes way for the file of this progress and returns its header.
+CheckpointHeader Checkpoints::prepare(const Progress& progress) {
   comm_.together([&] {
-    if (comm_.root()) make_directory(partial);
+    if (comm_.root()) make_directory(partial_of(path_of(progress.step)));
   });
   CheckpointHeader header = header_;
   header.progress = progress;
+  return header;
+}
+
+std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
+  const CheckpointHeader header = prepare(progress);
+  const std::string partial = partial_of(path_of(progress.step));
   write_checkpoint(comm_, partial, header, slabs, hints_);
+  return conclude(partial, progress.step);
+}
+
+void Checkpoints::begin(const Progress& progress, const Slabs& slabs) {
+  CheckpointHeader header = prepare(progress);
+  pending_ =
+      std::make_unique<BackgroundCheckpoint>(comm_, partial_of(path_of(progress.step)), std::move(header), slabs);
+}
+
+std::string Checkpoints::finish() {
+  const std::unique_ptr<BackgroundCheckpoint> written = std::move(pending_);
+  written->finish();
+  return conclude(written->path(), written->step());
+}
+
+/// Collective. Gives the finished file of a step its name, removes older checkpoints, and returns its path.
+std::string Checkpoints::conclude(const std::string& partial, long step) {
+  const std::string path = path_of(step);
   comm_.together([&] {
     if (!comm_.root()) return;
     // What has this name elsewhere is another run's.
@@ -232,7 +256,7 @@ std::string Checkpoints::save(const Progress& progress, const Slabs& slabs) {
     name_finished(partial, path);
   });
   try {
-    if (comm_.root()) prune(progress.step);
+    if (comm_.root()) prune(step);
   } catch (const Error& error) {
     warn(comm_, fmt::format("{}; older checkpoints are kept", error.what()));
   }

@@ -3,6 +3,7 @@
 // any other number wrote.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include "src/base/files.hpp"
 #include "src/comm/comm.hpp"
 #include "src/config/config.hpp"
+#include "src/run/checkpoint_background.hpp"
 #include "src/run/checkpoint_file.hpp"
 #include "src/run/checkpoint_link.hpp"
 #include "src/run/walltime.hpp"
@@ -50,7 +52,19 @@ class Checkpoints {
   /// checkpoints are then untouched.
   std::string save(const Progress& progress, const std::vector<Slab<float>>& slabs);
 
-  /// For rank 0. Whether the directory that save() wrote to has been moved or removed.
+  /// Collective. Begins save(): threads write the file while the ranks train. The slabs' data must stay as they are
+  /// until finish(), unless ops work on host memory. None may be pending. Throws Error(checkpoint) on all ranks alike.
+  void begin(const Progress& progress, const std::vector<Slab<float>>& slabs);
+  /// Whether begin() was called without finish().
+  bool pending() const { return pending_ != nullptr; }
+  /// Whether this rank has written its part of the pending file, or failed to.
+  bool written() const { return pending_->done(); }
+  /// Step of the pending file.
+  long pending_step() const { return pending_->step(); }
+  /// Collective. Waits for the pending file, then ends as save() does.
+  std::string finish();
+
+  /// For rank 0. Whether the directory that save() or begin() wrote to has been moved or removed.
   bool moved() const;
 
   /// For one rank. Throws Error(checkpoint) where something stands in the way: the directory is a link that may not be
@@ -119,6 +133,8 @@ class Checkpoints {
   };
   std::vector<Unfinished> unfinished(const std::string& next) const;
   void make_directory(const std::string& next);
+  CheckpointHeader prepare(const Progress& progress);
+  std::string conclude(const std::string& partial, long step);
   const char* other_part(const CheckpointHeader& found) const;
   void require_own(const std::string& path) const;
   void require_known_owner() const;
@@ -138,6 +154,7 @@ class Checkpoints {
   std::set<std::string> kept_;  ///< files that were not removed, of which a warning has told
   std::string restored_file_;
   CheckpointHeader restored_;
+  std::unique_ptr<BackgroundCheckpoint> pending_;
 };
 
 }  // namespace nanorun

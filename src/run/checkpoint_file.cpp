@@ -3,13 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <exception>
 #include <set>
 
 #include "src/base/files.hpp"
 #include "src/comm/shared_files.hpp"
 #include "src/optimizer/update_rule.hpp"
+#include "src/run/checkpoint_layout.hpp"
 #include "src/storage/h5.hpp"
 
 namespace nanorun {
@@ -29,53 +29,6 @@ using Slabs = std::vector<Slab<float>>;
 using Sums = std::vector<std::uint64_t>;
 
 h5::File open(const std::string& path) { return h5::File::open(path, MPI_COMM_NULL, ExitCode::checkpoint); }
-
-/// The group for a tensor of number i below `group`, as "block.3.qkv"; empty where the name has no number. HDF5 goes
-/// through all members of a group for each one that it looks for or adds, so that a group for thousands of tensors
-/// would take it minutes. So many share one.
-std::string numbered_group(const std::string& group, const std::string& name) {
-  constexpr std::uint64_t numbers = 8;
-  const std::size_t begin = name.find('.') + 1;
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data() + begin, name.data() + name.size(), number);
-  if (begin == 0 || error != std::errc() || (*end != '.' && *end != '\0')) return {};
-  const std::uint64_t first = number / numbers * numbers;
-  return fmt::format("{}/{}{}-{}", group, name.substr(0, begin), first, first + numbers - 1);
-}
-
-/// Path of the tensor /<group>/<parameter> in a file of a version.
-std::string path_in_file(const std::string& dataset, std::uint64_t version) {
-  if (version < 4) return dataset;
-  const std::size_t end = dataset.rfind('/');
-  const std::string group = dataset.substr(0, end), name = dataset.substr(end + 1);
-  const std::string numbered = numbered_group(group, name);
-  return numbered.empty() ? dataset : fmt::format("{}/{}", numbered, name);
-}
-
-/// The checksum that the file stores for a tensor whose values have the checksum `sum`. From version 2 on it is bound
-/// to the tensor's name and shape and to the step, so that no other tensor of this file or of another can take its
-/// place.
-std::uint64_t bound(std::uint64_t sum, const Slab<float>& slab, const CheckpointHeader& header) {
-  if (header.version < 2) return sum;
-  return sum +
-         h5::checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
-}
-
-/// Creates the file with everything but the tensors' values. The space is taken first, since HDF5 cannot give up in
-/// order a file that it fails to write, and again for the finished file, so that the ranks find room for the values.
-void lay_out(const std::string& path, const CheckpointHeader& header, const Slabs& slabs, const Sums& sums) {
-  create_file(path, ExitCode::checkpoint);
-  reserve_space(path, checkpoint_bytes(header, slabs), ExitCode::checkpoint);
-  h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
-  write_header(file, header);
-  for (std::size_t i = 0; i < slabs.size(); ++i) {
-    const std::string object = path_in_file(slabs[i].dataset, header.version);
-    file.create_dataset<float>(object, {slabs[i].total_rows, slabs[i].cols});
-    file.write_attribute(object, "checksum", bound(sums[i], slabs[i], header));
-  }
-  file.close();
-  reserve_space(path, file_size(path, ExitCode::checkpoint), ExitCode::checkpoint);
-}
 
 /// Collective.
 void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs, const MpiHints& hints) {
@@ -101,7 +54,7 @@ void write_rows(Comm& comm, const std::string& path, std::uint64_t version, cons
 /// only pass through `buffer`.
 std::uint64_t read_rows(const h5::File& file, const std::string& object, const Slab<float>& slab,
                         std::vector<float>& buffer) {
-  constexpr std::uint64_t buffer_elements = 1 << 20;
+  constexpr std::uint64_t buffer_elements = 1 << 22;  // enough for many threads
   const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
   std::uint64_t sum = 0;
   for (std::uint64_t row = 0; row < slab.row_count; row += rows_at_once) {
@@ -111,7 +64,7 @@ std::uint64_t read_rows(const h5::File& file, const std::string& object, const S
     const std::span<float> into =
         slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
     file.read<float>(object, {slab.first_row + row, 0}, {rows, slab.cols}, into);
-    sum += h5::checksum<float>(into, (slab.first_row + row) * slab.cols);
+    sum += h5::checksum_by_threads(into, (slab.first_row + row) * slab.cols);
   }
   return sum;
 }
@@ -120,7 +73,7 @@ std::uint64_t read_rows(const h5::File& file, const std::string& object, const S
 Sums memory_checksums(Comm& comm, const Slabs& slabs) {
   Sums sums;
   for (const Slab<float>& slab : slabs) {
-    sums.push_back(h5::checksum<float>(slab.data, slab.first_row * slab.cols));
+    sums.push_back(h5::checksum_by_threads(slab.data, slab.first_row * slab.cols));
   }
   comm.all_reduce(std::span(sums), Reduce::sum);
   return sums;
@@ -224,13 +177,6 @@ Slabs slabs_of(const h5::File& file, const CheckpointHeader& header, int rank, i
 
 }  // namespace
 
-std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
-  std::uint64_t bytes = 65536 + header.provenance.size() + header.earlier_decks.size() + header.deck.size() +
-                        header.shards.size() + header.progress.mlp_maxima.size() * sizeof(double);
-  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
-  return bytes;
-}
-
 void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader header, const Slabs& slabs,
                       const MpiHints& hints) {
   header.tensors = slabs.size();
@@ -238,7 +184,9 @@ void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader head
   const Sums sums = memory_checksums(comm, slabs);
   try {
     comm.together([&] {
-      if (comm.root()) lay_out(path, header, slabs, sums);
+      if (!comm.root()) return;
+      lay_out(path, header, slabs);
+      store_checksums(path, header, slabs, sums);
     });
     comm.together([&] { write_rows(comm, path, header.version, slabs, hints); });
     comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
@@ -284,7 +232,7 @@ void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& h
   comm.all_reduce(std::span(sums), Reduce::sum);
   comm.together([&] {
     for (std::size_t i = 0; i < stored.size(); ++i) {
-      if (bound(sums[i], slabs[i], header) == stored[i]) continue;
+      if (bound_checksum(sums[i], slabs[i], header) == stored[i]) continue;
       throw checkpoint_damage(
           fmt::format("{}: {}: the checksum does not match; the file is damaged", path, slabs[i].dataset));
     }

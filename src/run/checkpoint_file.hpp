@@ -13,9 +13,6 @@
 
 namespace nanorun {
 
-/// An upper bound of the bytes of a checkpoint with these tensors.
-std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const std::vector<Slab<float>>& slabs);
-
 /// Collective. Writes a file of the newest version to `path`, flushes it to disk, reads it back and compares it with
 /// the tensors in memory. If that fails, leaves no file and throws Error(checkpoint) on all ranks alike. `hints`: for
 /// MPI-IO.

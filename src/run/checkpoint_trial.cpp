@@ -7,6 +7,7 @@
 #include "src/base/output_file.hpp"
 #include "src/base/text.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/checkpoint_layout.hpp"
 #include "src/run/checkpoint_names.hpp"
 
 namespace nanorun {

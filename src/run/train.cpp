@@ -13,6 +13,7 @@
 #include "src/measure/profile.hpp"
 #include "src/run/agreement.hpp"
 #include "src/run/batch.hpp"
+#include "src/run/checkpoint_saver.hpp"
 #include "src/run/log_lines.hpp"
 #include "src/run/memory_limit.hpp"
 #include "src/run/run_setup.hpp"
@@ -49,10 +50,8 @@ class Training {
   void record_gpus(std::span<const double> sums);
   void require_tokens();
   void validate();
-  void save();
-  std::string write_checkpoint();
+  Needed needed() const;
   bool displaced();
-  void keep_checkpoints();
   void step_until_done();
   ExitCode finish();
   void record_failure(const Error& error);
@@ -70,11 +69,12 @@ class Training {
   bool unread_ = false;  ///< some rank may have failed to read its part of ahead_
 
   Progress progress_;
-  long saved_step_;
   double loss_;
   double gradient_norm_ = 0;
   StopReason stop_reason_ = StopReason::none;
   WalltimeWatch walltime_;
+  CheckpointSaver saver_;
+  bool writes_ = false;    ///< a rank still writes its part of a pending checkpoint
   double step_begin_ = 0;  ///< when the current step began, in seconds since the program's start
   ProfiledSteps profiled_steps_;
   GpuMonitor gpus_;
@@ -89,17 +89,17 @@ Training::Training(Context& context, const Config& config)
       comm_(run_.comm),
       config_(config),
       progress_(run_.progress),
-      saved_step_(progress_.step),
       loss_(progress_.train_loss),
       walltime_(run_),
+      saver_(run_, walltime_),
       profiled_steps_(config.profile),
       gpus_(comm_, config.run.gpu_every, ops::device_bus_id(context.device())),
       energy_(comm_, gpus_),
       step_records_(run_, gpus_, energy_) {
   if (!run_.complete && !run_.continues_here && progress_.step > 0) {
     // From here on "auto" finds this run's own beginning, not an earlier one's.
-    saved_step_ = -1;
-    save();
+    saver_.forget();
+    saver_.save(progress_, needed());
   }
   context_.sample_device_memory();
 }
@@ -141,9 +141,11 @@ void Training::step_until_done() {
     if (ops::on_host || stops || finished() || validates || saves || unread_) step_records_.write_step();
     if (stops || validates || saves || finished()) energy_.pause();
     if (stops) break;
+    if (saver_.pending() && !writes_) saver_.finish(progress_, needed());
     if (validates) validate();
-    if (saves) save();
+    if (saves && finished()) saver_.save(progress_, Needed::yes);
     if (finished()) break;
+    if (saves) saver_.begin(progress_);
     const bool after_first = config_.stop.walltime_seconds > 0 && progress_.step == run_.progress.step + 1;
     if (validates || saves || after_first) heed_requests();
     if (stop_reason_ != StopReason::none) break;
@@ -226,9 +228,11 @@ void Training::exchange_requests() {
                .stop = run_.stop.poll(progress_.step + 1, context_.seconds_since_start())};
   if (walltime_.stops_after_step(progress_.step + 1, step_begin_)) own.stop = std::max(own.stop, StopReason::walltime);
   if (run_.directory.displaced()) own.stop = StopReason::displaced;
+  own.writes = saver_.writes();
   const Requests requests = agree(comm_, own, gpus);
   unread_ = requests.unread;
   stop_reason_ = requests.stop;
+  writes_ = requests.writes;
   if (!unread_ && ahead_.step > progress_.step) learner_.rows.exchange();
   if (looks) record_gpus(gpus);
 }
@@ -271,7 +275,7 @@ void Training::require_tokens() {
       if (ahead_.failure) std::rethrow_exception(ahead_.failure);
     });
   } catch (const Error&) {
-    save();
+    saver_.save(progress_, needed());
     throw;
   }
   learner_.rows.exchange();
@@ -279,18 +283,15 @@ void Training::require_tokens() {
 }
 
 void Training::fail_not_finite(const std::string& what, long step) {
+  try {
+    saver_.finish(progress_, Needed::no);
+  } catch (const Error& error) {
+    if (comm_.root()) warn(error.what());
+  }
   const std::vector<std::string> saved = run_.checkpoints.list();
   throw Error(ExitCode::non_finite,
               fmt::format("{} at step {}; last good checkpoint: {}", what, step, saved.empty() ? "none" : saved.back()),
               Scope::all_ranks);
-}
-
-/// Collective.
-void Training::keep_checkpoints() {
-  comm_.together([&] {
-    if (comm_.root()) run_.keep_directory();
-  });
-  run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
 /// Where the sequences cannot be read, the run ends with a checkpoint.
@@ -303,7 +304,7 @@ void Training::validate() {
   try {
     loss = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
   } catch (const Error&) {
-    save();
+    saver_.save(progress_, needed());
     throw;
   }
   context_.sample_device_memory();
@@ -313,50 +314,18 @@ void Training::validate() {
   if (!std::isfinite(loss)) fail_not_finite(non_finite_text("validation loss", loss), progress_.step);
 }
 
-/// Does nothing where no step has been made since the last checkpoint.
-void Training::save() {
-  if (progress_.step == saved_step_) return;
-  Region region(*run_.trace, Phase::checkpoint);
-  const double begin = context_.seconds_since_start();
-  keep_checkpoints();
-  run_.trace->flush();
-  run_.metrics.flush();
-  try {
-    const std::string file = write_checkpoint();
-    saved_step_ = progress_.step;
-    walltime_.add_checkpoint(context_.seconds_since_start() - begin);
-    run_.log.line(fmt::format("checkpoint {}", file));
-  } catch (const Error& error) {
-    const bool last = finished() || stop_reason_ != StopReason::none;
-    if (last || config_.checkpoint.on_failure == OnFailure::stop || error.scope() != Scope::all_ranks) throw;
-    if (comm_.root()) warn(fmt::format("{}; training goes on", error.what()));
-  }
-}
-
-/// Collective. Where the directory was moved or removed while the file was written, writes it once more.
-std::string Training::write_checkpoint() {
-  progress_.mlp_maxima = learner_.model.mlp_scales().state();
-  progress_.gradients_wait = learner_.optimizer.keeps_gradients(progress_.step);
-  const auto write = [&] { return run_.checkpoints.save(progress_, learner_.optimizer.slabs()); };
-  try {
-    return write();
-  } catch (const Error& error) {
-    if (error.scope() != Scope::all_ranks) throw;
-    const bool moved = comm_.root() && run_.checkpoints.moved();
-    if (comm_.all_reduce(std::uint64_t{moved}, Reduce::max) == 0) throw;
-  }
-  keep_checkpoints();
-  return write();
-}
+/// Whether the run cannot go on without a checkpoint of its progress.
+Needed Training::needed() const { return Needed{finished() || stop_reason_ != StopReason::none}; }
 
 bool Training::displaced() { return comm_.all_reduce(std::uint64_t{run_.directory.displaced()}, Reduce::max) != 0; }
 
 ExitCode Training::finish() {
   learner_.tensor_comm.synchronize();
-  keep_checkpoints();
+  saver_.finish(progress_, needed());
+  saver_.keep_directory();
   const bool moved = displaced();
-  if (moved) saved_step_ = -1;  // the earlier ones are wherever the directory is now
-  if (!finished() || moved) save();
+  if (moved) saver_.forget();
+  if (!finished() || moved) saver_.save(progress_, needed());
   run_.trace->finish();
   run_.metrics.flush();
   const RunSummary summary =

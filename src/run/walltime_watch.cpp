@@ -16,6 +16,16 @@ void WalltimeWatch::add_step(long step, double seconds) { times_.add_step(second
 void WalltimeWatch::add_validation(long step, double seconds) { times_.add_validation(seconds, validation_work(step)); }
 void WalltimeWatch::add_checkpoint(double seconds) { times_.add_checkpoint(seconds); }
 
+void WalltimeWatch::end_background(double seconds) {
+  writes_ = false;
+  background_ = seconds;
+}
+
+/// Seconds of the checkpoint of a stop, and of the one that it waits for.
+double WalltimeWatch::checkpoint() const {
+  return times_.checkpoint() + (writes_ ? std::max(background_, times_.checkpoint()) : 0);
+}
+
 /// FLOPs of a step on all ranks.
 double WalltimeWatch::step_work(long step) const { return config_.train.sequences * flops_.per_sequence(step); }
 
@@ -40,7 +50,7 @@ Foreseen WalltimeWatch::next_step(long done, double least) const {
   const bool last = done + 1 == config_.train.steps;
   Foreseen ahead{.step = std::max(times_.step(step_work(done)), least)};
   if (last && validation_due(config_, done + 1)) ahead.validation = times_.validation(validation_work(done));
-  if (!last || config_.checkpoint.at_end) ahead.checkpoint = times_.checkpoint();
+  if (!last || config_.checkpoint.at_end) ahead.checkpoint = checkpoint();
   return ahead;
 }
 
@@ -61,7 +71,7 @@ bool WalltimeWatch::stops_after_step(long done, double step_begin) const {
   const double whole = ops::on_host ? elapsed : std::max(elapsed, times_.step(step_work(done - 1)));
   if (!validates) return must_stop(step_begin + whole, next_step(done, elapsed));
   return must_stop(step_begin + whole,
-                   {.validation = times_.validation(validation_work(done)), .checkpoint = times_.checkpoint()});
+                   {.validation = times_.validation(validation_work(done)), .checkpoint = checkpoint()});
 }
 
 std::string WalltimeWatch::line(long done) const {
@@ -69,7 +79,7 @@ std::string WalltimeWatch::line(long done) const {
       "{:.1f} s of stop.walltime_seconds = {} are over: a step takes up to {:.2f} s, a validation {:.2f} s, "
       "a checkpoint {:.2f} s",
       run_.context.seconds_since_start(), config_.stop.walltime_seconds, times_.step(step_work(done)),
-      times_.validation(validation_work(done)), times_.checkpoint());
+      times_.validation(validation_work(done)), checkpoint());
 }
 
 }  // namespace nanorun

@@ -19,6 +19,9 @@ class WalltimeWatch {
   void add_step(long step, double seconds);
   void add_validation(long step, double seconds);
   void add_checkpoint(double seconds);
+  /// A checkpoint is being written in the background, for which a stop would wait; it took so many seconds.
+  void begin_background() { writes_ = true; }
+  void end_background(double seconds);
 
   // This rank's view. A program run always makes its first step, so that a chain of jobs advances.
 
@@ -37,11 +40,14 @@ class WalltimeWatch {
   bool may_stop(long done) const;
   Foreseen next_step(long done, double least) const;
   bool must_stop(double at, const Foreseen& ahead) const;
+  double checkpoint() const;
 
   const RunSetup& run_;
   const Config& config_;
   const Flops flops_;
   PartTimes times_;
+  bool writes_ = false;    ///< in the background
+  double background_ = 0;  ///< seconds of the last checkpoint that was written so
 };
 
 }  // namespace nanorun

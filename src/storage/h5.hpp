@@ -84,6 +84,9 @@ inline std::uint64_t checksum(const std::string& text) {
   return checksum(std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size()), 0);
 }
 
+/// checksum() of a large tensor, by as many threads as this process may use processors, at most 16.
+std::uint64_t checksum_by_threads(std::span<const float> data, std::uint64_t first);
+
 /// Sizes or positions, one per axis.
 using Extent = std::vector<std::uint64_t>;
 
