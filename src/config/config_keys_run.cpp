@@ -36,9 +36,7 @@ std::vector<Key> checkpoint_keys() {
        "a checkpoint that cannot be written: stop, or warn and continue; the trial one before the first step and the "
        "run's last one always stop it"},
       {NANORUN_KEY(checkpoint, background), operates, any(),
-       "write checkpoints between steps while training goes on, from a copy in host memory; the one at which a run "
-       "ends "
-       "is waited for"},
+       "write checkpoints while training goes on, from a copy in host memory; a run waits only for that of its end"},
       {NANORUN_KEY(checkpoint, mpi_hints), operates, mpi_hints(),
        "hints for MPI-IO, with which the ranks write checkpoints together: \"romio_cb_write=enable;cb_nodes=4\"; MPI "
        "ignores those that it does not know; empty: none"},

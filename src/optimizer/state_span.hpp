@@ -7,9 +7,11 @@
 #include <memory>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "src/base/threads.hpp"
 
 namespace nanorun {
 
@@ -61,6 +63,7 @@ class HostStateSpan {
   /// Brings the copy up to date. Complete once the stream has been waited for.
   void download(kernels::Stream stream) {
     if constexpr (ops::on_host) return;
+    if (!std::exchange(has_pages_, true)) take_pages();
     state_.visit([&]<class E>(std::span<E> elements) {
       if constexpr (std::is_same_v<E, Wide>) {
         ops::copy_to_host(stream, copy_.get(), elements.data(), elements.size_bytes());
@@ -88,6 +91,14 @@ class HostStateSpan {
   }
 
  private:
+  /// One thread would wait for the zeroing of pages longer than for the copy.
+  void take_pages() {
+    constexpr std::size_t page = 4096 / sizeof(Wide), least = 1024 * page;
+    in_parts(state_.size(), least, [this](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; i += page) copy_[i] = 0;
+    });
+  }
+
   /// body(at, chunk) for consecutive parts of the elements: a buffer for those from `at` on. The buffer is not pinned,
   /// so copies to and from it are complete when they return.
   template <class Body>
@@ -100,6 +111,7 @@ class HostStateSpan {
 
   StateSpan<T> state_;
   std::unique_ptr<Wide[]> copy_;  ///< not zeroed, so that pages are allocated as they are written
+  bool has_pages_ = false;
 };
 
 }  // namespace nanorun

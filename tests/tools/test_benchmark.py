@@ -296,8 +296,10 @@ class Work(BenchmarkTest):
 
     def test_files_in_the_repository(self):
         """Their decks can be trained, and their entropy rates are those of their tokens."""
-        for name in ("full", "small"):
-            work = benchmark.read_benchmark(benchmark.FILES / f"{name}.toml")
+        sizes = [file.stem for file in (benchmark.ROOT / "inputs" / "gpt2").glob("*.toml")]
+        self.assertEqual(sorted(file.stem for file in benchmark.FILES.glob("*.toml")), sorted(("full", "small", *sizes)))
+        for name in ("full", "small", *sizes):
+            work = benchmark.read_benchmark(benchmark.file_of(name))
             out = self.folder / name
             machine = benchmark.Machine(SimpleNamespace(program=small_run.PROGRAM, launcher="mpirun", out=out,
                                                         override=[]))
