@@ -19,6 +19,7 @@
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/optimizer/adam.hpp"
 #include "kernels/optimizer/adam_rows.hpp"
+#include "kernels/optimizer/average.hpp"
 #include "kernels/optimizer/muon.hpp"
 #include "kernels/stream/coefficient_net.hpp"
 #include "kernels/stream/embedding.hpp"

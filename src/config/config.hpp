@@ -145,6 +145,15 @@ struct GroupConfig {
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
 };
 
+/// [[average]]: tensors whose weights are averaged over the last steps (src/optimizer/averages.hpp).
+struct AverageConfig {
+  std::vector<std::string> tensors;
+  int from_last = 0;
+  int every = 1;
+  double rate = 0;
+  double blend = 1;
+};
+
 struct WindowConfig {
   WindowKind kind = WindowKind::block;
   std::string layers = "L";
@@ -264,6 +273,7 @@ struct Config {
   DataConfig data;
   OptimizerConfig optimizer;
   std::vector<GroupConfig> group;
+  std::vector<AverageConfig> average;
   CheckpointConfig checkpoint;
   StopConfig stop;
   TraceConfig trace;
@@ -271,7 +281,7 @@ struct Config {
   CommConfig comm;
 
   /// Places for messages, "FILE:LINE" or "override SECTION.KEY=VALUE": where a key was set, unless it has its default,
-  /// and by "stage.N" or "group.N" where this section begins.
+  /// and by "stage.N", "group.N" or "average.N" where this section begins.
   std::map<std::string, std::string> set_at;
 };
 
@@ -311,8 +321,8 @@ struct KeyChange {
 };
 
 /// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table;
-/// the n-th [[stage]] or [[group]] is compared with the n-th. Throws Error(usage), naming `file`, if the earlier deck
-/// cannot be read, which may happen with a deck of an older program.
+/// the n-th [[stage]], [[group]] or [[average]] is compared with the n-th. Throws Error(usage), naming `file`, if the
+/// earlier deck cannot be read, which may happen with a deck of an older program.
 std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now,
                                     const std::string& file = "the earlier deck");
 

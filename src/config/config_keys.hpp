@@ -135,7 +135,7 @@ struct Key {
 /// All keys, section by section, in the order of the members of Config.
 const std::vector<Key>& key_table();
 
-/// Whether a deck may have any number of sections of this name: [[stage]], [[group]].
+/// Whether a deck may have any number of sections of this name: [[stage]], [[group]], [[average]].
 bool has_rows(std::string_view section);
 /// Number of sections of this name in a config; 1 for sections that a deck has only once.
 std::size_t row_count(const Config& config, std::string_view section);

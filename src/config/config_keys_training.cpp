@@ -1,4 +1,5 @@
-// Keys of what is trained on and how: [train], [[stage]], [validation], [data], [optimizer], [[group]].
+// Keys of what is trained on and how: [train], [[stage]], [validation], [data], [optimizer], [[group]],
+// [[average]].
 
 #include "src/config/config_key_rows.hpp"
 
@@ -165,6 +166,23 @@ std::vector<Key> group_keys() {
        "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
        "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32"},
+  };
+}
+
+std::vector<Key> average_keys() {
+  return {
+      {NANORUN_ROW_KEY(average, tensors), trains, tensor_names(),
+       "names of tensors, where * stands for any characters; block.N.qkv.q, .k and .v are the matrices of "
+       "block.N.qkv"},
+      {NANORUN_ROW_KEY(average, from_last), trains, between(0, max_steps),
+       "last steps of train.steps, the extension included, in which the weights are averaged; must be given"},
+      {NANORUN_ROW_KEY(average, every), trains, between(1, max_steps),
+       "steps from one sample to the next; the first of them and the last step of the run have one"},
+      {NANORUN_ROW_KEY(average, rate), trains, between(0, 1),
+       "of a sample w: E += rate (w - E); the first sample is E itself; must be given"},
+      {NANORUN_ROW_KEY(average, blend), trains, between(0, 1),
+       "of the average in the weights of the finished model: w = (1 - blend) w + blend E, one [[average]] after the "
+       "other"},
   };
 }
 

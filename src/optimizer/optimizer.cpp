@@ -59,6 +59,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       batches_(shape_batches()),
       transfers_(buckets_.size(), comm, rows, stream),
       tied_lm_head_(config, table, buckets_),
+      averages_(config, buckets_, stream),
       slabs_(buckets_, stream),
       period_(common_period(config, table)) {
   comm_.share(weights.tensors());
@@ -96,6 +97,7 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   BucketState<T> kept(allocator, config_, bucket, owned.tensors, *owned.rule);
   owned.master = kept.master;
   owned.state = std::move(kept.state);
+  owned.averages = std::move(kept.averages);
   if (bucket.scalars()) {
     owned.all_scalars = weights_.scalars().subspan(bucket.offset - table_.tensor_size(), bucket.size());
     owned.master.wide = part(owned.all_scalars);
@@ -174,6 +176,7 @@ void Optimizer<T>::warm_up(Trace& trace) {
     if (!owned.rule->batches_shapes()) owned.rule->update(context(trace), std::array{&owned}, step);
   }
   squares_.collect(stream_);
+  for (std::size_t row = 0; row < config_.average.size(); ++row) averages_.begin(row);
   clear_state();
 }
 
@@ -255,6 +258,23 @@ void Optimizer<T>::step(Trace& trace, long step) {
     if (rule->updates_at(step)) rule->end_update(step);
   }
   if ((step + 1) % period_ == 0) gradients_wait_ = false;
+  if (averages_.due(step)) sample_averages(trace, step);
+}
+
+/// Deferred updates of rows that are averaged are made first.
+template <class T>
+void Optimizer<T>::sample_averages(Trace& trace, long step) {
+  Region region(trace, Phase::adam);
+  if (averages_.reads_tables(step)) complete_rows();
+  averages_.sample(step);
+}
+
+template <class T>
+void Optimizer<T>::apply_averages() {
+  complete_rows();
+  averages_.apply();
+  weights_.note_replaced();
+  transfers_.all_gather_now(buckets_);
 }
 
 /// Updates the tables and scalars from a layer up that have not been yet. New weights leave in the order in which the
@@ -316,13 +336,16 @@ std::vector<Slab<typename Optimizer<T>::Master>> Optimizer<T>::slabs() {
 }
 
 template <class T>
-void Optimizer<T>::restore(bool gradients_wait) {
+void Optimizer<T>::restore(const Restored& restored) {
   slabs_.upload();
   for (const auto& [name, rule] : rules_.all()) rule->restart();
   for (const Owned& owned : buckets_) owned.round_state(stream_);
   holds_gradients_ = false;
-  gradients_wait_ = gradients_wait;
+  gradients_wait_ = restored.gradients_wait;
   refresh_weights();
+  for (std::size_t row = 0; row < restored.averages.size(); ++row) {
+    if (restored.averages[row]) averages_.begin(row);
+  }
 }
 
 /// Collective. Makes every rank's weights those of the masters. Waits for the device.
@@ -340,7 +363,8 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
   const UpdateRules<T> rules(config);
   std::size_t max = 0;
   for (const RankLoad& load : distinct_loads(table, layout)) {
-    max = std::max(max, state_size(config, table, rules, load) + own_scratch_size(table, rules, load, idle));
+    max = std::max(max, state_size(config, table, rules, load) + own_scratch_size(table, rules, load, idle) +
+                            Averages<T>::kept_bytes(config, load));
   }
   for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, layout.ranks());
   return max;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "src/base/arena.hpp"
 #include "src/base/slab.hpp"
 #include "src/optimizer/owned_bucket.hpp"
 #include "src/optimizer/state_span.hpp"
@@ -20,12 +21,12 @@ class OptimizerSlabs {
   OptimizerSlabs(const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
       : buckets_(buckets), stream_(stream) {}
 
-  /// The slabs of all owned parts: masters, state, and gradients of a rule with UpdateRule::gradient_prefix(). Their
-  /// data is what download() last brought, or what the caller writes to it.
+  /// The slabs of all owned parts: masters, state, gradients of a rule with UpdateRule::gradient_prefix(), averages.
+  /// Their data is what download() last brought, or what the caller writes to it.
   std::vector<Slab<Master>> slabs();
   /// Brings the data of the slabs up to date. Waits for the device.
   void download();
-  /// Makes masters, state and gradients those of the slabs, rounded to their formats.
+  /// Makes masters, state, gradients and averages those of the slabs, rounded to their formats.
   void upload();
 
  private:
@@ -34,12 +35,21 @@ class OptimizerSlabs {
     std::vector<StateTensor> tensors;  ///< one after another in the elements
     HostStateSpan<T> elements;
   };
+  struct StoredAverage {
+    const BucketAverage<T>& average;
+    HostView<Master> values;
+  };
+  struct StoredBucket {
+    std::vector<Stored> tensors;
+    std::vector<StoredAverage> averages;
+  };
   static std::vector<Stored> stored(const OwnedBucket<T>& owned);
-  std::vector<std::vector<Stored>>& all();
+  static std::vector<StoredAverage> stored_averages(const OwnedBucket<T>& owned);
+  std::vector<StoredBucket>& all();
 
   const std::vector<OwnedBucket<T>>& buckets_;
   kernels::Stream stream_;
-  std::vector<std::vector<Stored>> stored_;  ///< by bucket; empty before the first call
+  std::vector<StoredBucket> stored_;  ///< by bucket; empty before the first call
 };
 
 }  // namespace nanorun

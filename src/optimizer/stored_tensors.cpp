@@ -10,6 +10,11 @@ std::vector<Slab<kernels::acc_t<Real>>> stored_slabs(const Config& config, const
       for (const StateTensor& tensor : stored_tensors(rules.of(bucket.group), whole)) {
         slabs.push_back(slab_of<kernels::acc_t<Real>>(tensor, {}));
       }
+      for (std::size_t row = 0; row < config.average.size(); ++row) {
+        for (const AveragedRows& tensor : averaged_rows(config, config.average[row], whole)) {
+          slabs.push_back(slab_of<kernels::acc_t<Real>>(row, tensor, {}));
+        }
+      }
     }
   }
   return slabs;

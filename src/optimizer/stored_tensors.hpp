@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/slab.hpp"
+#include "src/optimizer/averaged_rows.hpp"
 #include "src/optimizer/update_rule.hpp"
 
 namespace nanorun {
@@ -24,6 +25,13 @@ template <class T>
 Slab<T> slab_of(const StateTensor& tensor, std::span<T> data) {
   const OwnedRows& rows = tensor.rows;
   return {tensor.prefix + rows.parameter->name, rows.total_rows, rows.cols, rows.first_row, rows.row_count, data};
+}
+
+/// The same of what row number `row` of [[average]] keeps.
+template <class T>
+Slab<T> slab_of(std::size_t row, const AveragedRows& tensor, std::span<T> data) {
+  const OwnedRows& rows = tensor.rows;
+  return {average_dataset(row, tensor.name), rows.total_rows, rows.cols, rows.first_row, rows.row_count, data};
 }
 
 /// All tensors of a checkpoint of the deck, whole and without memory.

@@ -42,6 +42,10 @@ void require_file(const std::string& path) {
 bool decides(const std::string& key, const std::vector<std::string>& tensors) {
   bool known = true;
   for (const std::string& tensor : tensors) {
+    if (tensor.starts_with("/average/")) {
+      if (key.starts_with("average.")) return true;
+      continue;
+    }
     const StateGroup* const group = state_group_of(tensor);
     if (group == nullptr || group->keys.empty()) {
       known = false;
