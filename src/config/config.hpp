@@ -224,6 +224,9 @@ struct OptimizerConfig {
   double lr_head = 0.008;
   double lr_scalar = 0.04;
   double lr_skip = 0.04;
+  int outer_every = 0;
+  double outer_lr = 0.7;
+  double outer_momentum = 0.5;
 };
 
 struct CheckpointConfig {

@@ -109,6 +109,8 @@ void check_optimizer(Rules& rules) {
   rules.require(optimizer.muon_momentum_cooldown <= train.steps, {"optimizer.muon_momentum_cooldown", "train.steps"},
                 "optimizer.muon_momentum_cooldown = {} must be at most train.steps = {}",
                 optimizer.muon_momentum_cooldown, train.steps);
+  rules.require(optimizer.outer_every <= train.steps, {"optimizer.outer_every", "train.steps"},
+                "optimizer.outer_every = {} must be at most train.steps = {}", optimizer.outer_every, train.steps);
   for (std::size_t i = 0; i < config.group.size(); ++i) {
     const std::string key = fmt::format("group.{}.tensors", i);
     rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);

@@ -148,6 +148,11 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0),
        "Adam: learning rate of learned scalars, biases and gains"},
       {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
+      {NANORUN_KEY(optimizer, outer_every), trains, between(0, max_steps),
+       "updates after which an outer Nesterov step takes their sum as a gradient (MuLoCo with one worker, Snoo); 0: "
+       "none"},
+      {NANORUN_KEY(optimizer, outer_lr), trains, at_least(0), "its learning rate"},
+      {NANORUN_KEY(optimizer, outer_momentum), trains, fraction_below_one(), "its momentum"},
   };
 }
 

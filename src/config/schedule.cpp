@@ -156,6 +156,11 @@ double muon_momentum(const Config& config, long step) {
   return (1 - warm) * o.muon_momentum_first + warm * o.muon_momentum_last;
 }
 
+bool outer_due(const Config& config, long step) {
+  const int every = config.optimizer.outer_every;
+  return every > 0 && (step + 1) % every == 0;
+}
+
 bool average_begun(const Config& config, const AverageConfig& average, long steps) {
   return steps > config.train.steps - average.from_last;
 }

@@ -63,6 +63,9 @@ double lr_factor(const Config& config, long step);
 /// muon_momentum_cooldown.
 double muon_momentum(const Config& config, long step);
 
+/// Whether an outer step follows the update of a step (kernels/optimizer/outer_nesterov.hpp).
+bool outer_due(const Config& config, long step);
+
 /// Whether an average has had a sample after one of the first `steps` updates.
 bool average_begun(const Config& config, const AverageConfig& average, long steps);
 /// Rate at which an average takes the weights that the update of a step has made (kernels/optimizer/average.hpp): 1 for

@@ -14,12 +14,12 @@ bool Averages<T>::due(long step) const {
 }
 
 template <class T>
-bool Averages<T>::reads_tables(long step) const {
+bool Averages<T>::reads_waiting_rows(long step) const {
   const auto sampled = [&](const BucketAverage<T>& average) {
     return average_rate(config_, config_.average[average.row], step) > 0;
   };
   return std::ranges::any_of(buckets_, [&](const OwnedBucket<T>& owned) {
-    return owned.bucket.lookup != Lookup::none && std::ranges::any_of(owned.averages, sampled);
+    return owned.rule->defers(owned.bucket) && std::ranges::any_of(owned.averages, sampled);
   });
 }
 

@@ -24,10 +24,10 @@ class Averages {
   Averages(const Config& config, const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
       : config_(config), buckets_(buckets), stream_(stream) {}
 
-  /// Whether the weights after the update of a step are a sample of any average, and of one that covers rows of a
-  /// lookup table.
+  /// Whether the weights after the update of a step are a sample of any average, and of one that covers rows whose
+  /// updates may wait.
   bool due(long step) const;
-  bool reads_tables(long step) const;
+  bool reads_waiting_rows(long step) const;
   /// Takes the samples of a step, after its updates.
   void sample(long step) const;
   /// Takes the weights as the first sample of one [[average]].

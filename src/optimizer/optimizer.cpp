@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/base/instantiate.hpp"
+#include "src/config/schedule.hpp"
 
 namespace nanorun {
 
@@ -60,7 +61,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       transfers_(buckets_.size(), comm, rows, stream),
       tied_lm_head_(config, table, buckets_),
       averages_(config, buckets_, stream),
-      slabs_(buckets_, stream),
+      slabs_(config, buckets_, stream),
       period_(common_period(config, table)) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
@@ -97,6 +98,7 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   BucketState<T> kept(allocator, config_, bucket, owned.tensors, *owned.rule);
   owned.master = kept.master;
   owned.state = std::move(kept.state);
+  owned.outer = kept.outer;
   owned.averages = std::move(kept.averages);
   if (bucket.scalars()) {
     owned.all_scalars = weights_.scalars().subspan(bucket.offset - table_.tensor_size(), bucket.size());
@@ -142,7 +144,10 @@ void Optimizer<T>::clear_state() {
 template <class T>
 void Optimizer<T>::initialise(std::int64_t seed) {
   clear_state();
-  for (const Owned& owned : buckets_) initialise(owned, seed);
+  for (const Owned& owned : buckets_) {
+    initialise(owned, seed);
+    owned.begin_outer(stream_);
+  }
   holds_gradients_ = gradients_wait_ = false;
   refresh_weights();
 }
@@ -177,6 +182,7 @@ void Optimizer<T>::warm_up(Trace& trace) {
   }
   squares_.collect(stream_);
   for (std::size_t row = 0; row < config_.average.size(); ++row) averages_.begin(row);
+  for (const Owned& owned : buckets_) owned.step_outer(stream_, config_.optimizer);
   clear_state();
 }
 
@@ -231,8 +237,9 @@ void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
   for (const Owned& owned : buckets_) {
     if (owned.bucket.layer == layer && !owned.bucket.fixed()) transfers_.reduce_scatter(trace, owned);
   }
-  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
-  if (layer >= 0 && !comm_.occupies_sms()) update_tables(trace, layer + 1, step);
+  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in. Before
+  // an outer step weights cannot leave.
+  if (layer >= 0 && !comm_.occupies_sms() && !outer_due(config_, step)) update_tables(trace, layer + 1, step);
 }
 
 template <class T>
@@ -250,22 +257,30 @@ void Optimizer<T>::step(Trace& trace, long step) {
   for (std::size_t i = 0; i < before_tables; ++i) update(trace, batches_[i], step);
   update_tables(trace, -1, step);
   for (std::size_t i = before_tables; i < batches_.size(); ++i) update(trace, batches_[i], step);
+  for (const auto& [name, rule] : rules_.all()) {
+    if (rule->updates_at(step)) rule->end_update(step);
+  }
+  if (outer_due(config_, step)) step_outer(trace);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!owned->updated && !owned->bucket.fixed()) transfers_.all_gather(trace, *owned);
     owned->updated = false;
   }
-  for (const auto& [name, rule] : rules_.all()) {
-    if (rule->updates_at(step)) rule->end_update(step);
-  }
   if ((step + 1) % period_ == 0) gradients_wait_ = false;
   if (averages_.due(step)) sample_averages(trace, step);
+}
+
+template <class T>
+void Optimizer<T>::step_outer(Trace& trace) {
+  Region region(trace, Phase::adam);
+  complete_rows();
+  for (const Owned& owned : buckets_) owned.step_outer(stream_, config_.optimizer);
 }
 
 /// Deferred updates of rows that are averaged are made first.
 template <class T>
 void Optimizer<T>::sample_averages(Trace& trace, long step) {
   Region region(trace, Phase::adam);
-  if (averages_.reads_tables(step)) complete_rows();
+  if (averages_.reads_waiting_rows(step)) complete_rows();
   averages_.sample(step);
 }
 
@@ -295,6 +310,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   if (joins) tied_lm_head_.copy_weights(stream_, step);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!due(*owned)) continue;
+    if (outer_due(config_, step)) continue;
     if (owned->rule->updates_at(step)) transfers_.all_gather(trace, *owned);
     owned->updated = true;
   }

@@ -96,7 +96,8 @@ class Optimizer {
 
   /// Masters and state of the owned parts in host memory, for checkpoints: /weights/<name>, and for the state that the
   /// rule of the tensor keeps /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>,
-  /// /adam/gradient/<name>; and /average/<row>/<name>. bf16 values are widened, which is exact. Waits for the device.
+  /// /adam/gradient/<name>; /outer/weights/<name>, /outer/momentum/<name>, /average/<row>/<name>. bf16 values are
+  /// widened, which is exact. Waits for the device.
   std::vector<Slab<Master>> slabs();
   /// slabs() with undefined values, to be filled and then taken over by restore().
   std::vector<Slab<Master>> slabs_to_fill() { return slabs_.slabs(); }
@@ -127,6 +128,7 @@ class Optimizer {
   void clear_gradients(const Owned& owned, Parts parts);
   void update_tables(Trace& trace, int lowest_layer, long step);
   bool tied_at(long step) const;
+  void step_outer(Trace& trace);
   void sample_averages(Trace& trace, long step);
   void take_tied_gradients(Trace& trace);
   void update(Trace& trace, std::span<const Owned* const> buckets, long step);

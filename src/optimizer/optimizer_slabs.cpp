@@ -8,13 +8,18 @@
 namespace nanorun {
 
 template <class T>
-auto OptimizerSlabs<T>::stored(const OwnedBucket<T>& owned) -> std::vector<Stored> {
+auto OptimizerSlabs<T>::stored(const OwnedBucket<T>& owned) const -> std::vector<Stored> {
   std::vector<Stored> all;
   all.push_back({{}, HostStateSpan<T>(owned.master)});
   for (const StateSpan<T>& elements : owned.state) all.push_back({{}, HostStateSpan<T>(elements)});
   if (!owned.rule->gradient_prefix().empty()) all.push_back({{}, HostStateSpan<T>(StateSpan<T>{owned.gradients})});
+  const bool outer = config_.optimizer.outer_every > 0 && !owned.bucket.fixed();
+  if (outer) {
+    for (const auto& kept : {owned.outer.weights, owned.outer.momentum})
+      all.push_back({{}, HostStateSpan<T>(StateSpan<T>{kept})});
+  }
   for (const OwnedRows& rows : owned.tensors) {
-    const std::vector<StateTensor> tensors = stored_tensors(*owned.rule, rows);
+    const std::vector<StateTensor> tensors = stored_tensors(config_, *owned.rule, rows);
     for (std::size_t k = 0; k < tensors.size(); ++k) all[k].tensors.push_back(tensors[k]);
   }
   return all;

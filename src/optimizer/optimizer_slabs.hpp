@@ -17,9 +17,9 @@ class OptimizerSlabs {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// The buckets outlive it. The first of the calls below allocates host memory where ops work on a device.
-  OptimizerSlabs(const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
-      : buckets_(buckets), stream_(stream) {}
+  /// Config and buckets outlive it. The first of the calls below allocates host memory where ops work on a device.
+  OptimizerSlabs(const Config& config, const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
+      : config_(config), buckets_(buckets), stream_(stream) {}
 
   /// The slabs of all owned parts: masters, state, gradients of a rule with UpdateRule::gradient_prefix(), averages.
   /// Their data is what download() last brought, or what the caller writes to it.
@@ -43,10 +43,11 @@ class OptimizerSlabs {
     std::vector<Stored> tensors;
     std::vector<StoredAverage> averages;
   };
-  static std::vector<Stored> stored(const OwnedBucket<T>& owned);
+  std::vector<Stored> stored(const OwnedBucket<T>& owned) const;
   static std::vector<StoredAverage> stored_averages(const OwnedBucket<T>& owned);
   std::vector<StoredBucket>& all();
 
+  const Config& config_;
   const std::vector<OwnedBucket<T>>& buckets_;
   kernels::Stream stream_;
   std::vector<StoredBucket> stored_;  ///< by bucket; empty before the first call

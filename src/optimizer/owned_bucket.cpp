@@ -46,6 +46,7 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
   if (has_choice && !is_narrow(&Hyperparameters::master)) master = take_wide(elements);
   const bool narrow_moments = is_narrow(&Hyperparameters::moments);
   for (const std::size_t size : sizes) state.push_back(narrow_moments ? take_narrow(size) : take_wide(size));
+  if (config.optimizer.outer_every > 0) outer = {take_wide(elements).wide, take_wide(elements).wide};
   take_averages(allocator, config, tensors);
 }
 
@@ -98,6 +99,23 @@ void OwnedBucket<T>::round_state(kernels::Stream stream) const {
     round(master, segment.hyper.master, segment);
     for (const StateSpan<T>& kept : state) round(kept, segment.hyper.moments, segment);
   }
+}
+
+template <class T>
+void OwnedBucket<T>::begin_outer(kernels::Stream stream) const {
+  if (outer.weights.empty()) return;
+  master.visit([&]<class E>(std::span<E> masters) { ops::average_weights<E>(stream, outer.weights, masters, 1); });
+}
+
+template <class T>
+void OwnedBucket<T>::step_outer(kernels::Stream stream, const OptimizerConfig& optimizer) const {
+  if (outer.weights.empty()) return;
+  master.visit([&]<class E>(std::span<E> masters) {
+    ops::outer_nesterov<E>(stream, masters, outer.weights, outer.momentum, optimizer.outer_lr,
+                           optimizer.outer_momentum);
+  });
+  round_state(stream);
+  round_weights(stream);
 }
 
 NANORUN_INSTANTIATE(struct BucketState);

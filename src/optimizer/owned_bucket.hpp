@@ -37,11 +37,19 @@ struct BucketAverage {
   std::span<kernels::acc_t<T>> values;
 };
 
+/// What the outer step keeps of one rank's part of a bucket, empty without optimizer.outer_every
+/// (kernels/optimizer/outer_nesterov.hpp).
+template <class T>
+struct OuterState {
+  std::span<kernels::acc_t<T>> weights, momentum;
+};
+
 /// Masters, state and averages of one rank's part of a bucket.
 template <class T>
 struct BucketState {
-  StateSpan<T> master;                     ///< empty where the weights are their own masters
-  std::vector<StateSpan<T>> state;         ///< as UpdateRule::state() lists them, each of all tensors of the bucket
+  StateSpan<T> master;              ///< empty where the weights are their own masters
+  std::vector<StateSpan<T>> state;  ///< as UpdateRule::state() lists them, each of all tensors of the bucket
+  OuterState<T> outer;
   std::vector<BucketAverage<T>> averages;  ///< those that cover any of its tensors
 
   /// Takes the memory; only counts where the allocator does. `tensors`: the rank's rows of each tensor.
@@ -74,7 +82,8 @@ struct OwnedBucket {
   std::span<Master> gradients;
   std::span<T> weights;  ///< part of all_weights: the masters in type T
   StateSpan<T> master;
-  std::vector<StateSpan<T>> state;         ///< as UpdateRule::state() lists them
+  std::vector<StateSpan<T>> state;  ///< as UpdateRule::state() lists them
+  OuterState<T> outer;
   std::vector<BucketAverage<T>> averages;  ///< as of BucketState
 
   bool updated = false;  ///< in this step, and on its way to the other ranks
@@ -86,6 +95,10 @@ struct OwnedBucket {
   void round_weights(kernels::Stream stream) const;
   /// Rounds to bf16 what the deck wants in bf16 and a wider type holds.
   void round_state(kernels::Stream stream) const;
+  /// Makes the outer weights those of the masters.
+  void begin_outer(kernels::Stream stream) const;
+  /// An outer step: moves masters, weights and what the step keeps.
+  void step_outer(kernels::Stream stream, const OptimizerConfig& optimizer) const;
 };
 
 }  // namespace nanorun

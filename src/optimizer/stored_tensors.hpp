@@ -10,13 +10,19 @@
 
 namespace nanorun {
 
+/// First parts of the names of what an outer step keeps.
+inline constexpr const char *outer_weights = "/outer/weights/", *outer_momentum = "/outer/momentum/";
+
 /// The tensors that a checkpoint holds for these rows of a parameter: weights, then state, then the gradients of a rule
-/// with UpdateRule::gradient_prefix().
+/// with UpdateRule::gradient_prefix(), then what an outer step keeps.
 template <class T>
-std::vector<StateTensor> stored_tensors(const UpdateRule<T>& rule, const OwnedRows& rows) {
+std::vector<StateTensor> stored_tensors(const Config& config, const UpdateRule<T>& rule, const OwnedRows& rows) {
   std::vector<StateTensor> tensors{{"/weights/", rows}};
   for (StateTensor& state : rule.state(rows)) tensors.push_back(std::move(state));
   if (const std::string prefix = rule.gradient_prefix(); !prefix.empty()) tensors.push_back({prefix, rows});
+  if (config.optimizer.outer_every > 0 && rows.parameter->group != Group::fixed) {
+    for (const char* const kept : {outer_weights, outer_momentum}) tensors.push_back({kept, rows});
+  }
   return tensors;
 }
 

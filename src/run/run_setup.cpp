@@ -7,6 +7,7 @@
 #include "src/base/files.hpp"
 #include "src/config/schedule.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/optimizer/stored_tensors.hpp"
 #include "src/run/deck_mark.hpp"
 #include "src/run/earlier_run.hpp"
 #include "src/run/final_weights.hpp"
@@ -163,16 +164,19 @@ void RunSetup::go_on_from(const Progress& found) {
 void RunSetup::begin_with(const std::string& file) {
   const auto [header, difference] = find_first_weights(comm, config, learner.table);
   compare_tokens(header, file);
-  std::vector<Slab<float>> weights;
+  std::vector<Slab<float>> weights, outer;
   for (Slab<float>& slab : learner.optimizer.slabs()) {
+    if (slab.dataset.starts_with(outer_weights)) outer.push_back(slab);
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
   read_tensors(comm, file, header, weights);
   blend_averages(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
-  const auto values = [&](const char* dataset) -> std::span<const float> {
+  const auto values = [&](const std::string& dataset) -> std::span<const float> {
     return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
   };
   require_tied(comm, config, values("/weights/head"), values("/weights/embedding"));
+  for (const Slab<float>& slab : outer)
+    std::ranges::copy(values("/weights/" + name_of(slab.dataset)), slab.data.begin());
   learner.optimizer.restore();
   log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
   if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);

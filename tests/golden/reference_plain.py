@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The plain GPT and its optimizers in PyTorch and double, for golden files: model.residual = "plain" with its switches,
-AdamW and Muon with plain or cautious decay, warm-up, tied heads, rows of a fixed length, averages of weights.
+AdamW and Muon with plain or cautious decay, warm-up, tied heads, rows of a fixed length, averages of weights, an outer
+Nesterov step.
 
 It shares with reference.py the reading of decks and shards and the formula of initial values, nothing else. Gradients
 come from autograd. README.md states the conventions.
@@ -43,7 +44,7 @@ DEFAULTS = {
         "muon_momentum_last": 0.95, "muon_momentum_steps": 300, "orthogonalisation": "newton_schulz",
         "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "muon_decay": 0, "adam_beta1": 0.8,
         "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_matrix": 0.0006, "lr_embedding": 0.6, "lr_head": 0.008,
-        "lr_scalar": 0.04,
+        "lr_scalar": 0.04, "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
     },
 }
 GROUP = {"tensors": [], "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
@@ -296,6 +297,28 @@ class Optimizer:
                                    shaped * o["muon_decay"] * o["muon_lr"] * factor, lambda x: x >= 0)
 
 
+class OuterNesterov:
+    """SGD with Nesterov momentum by PyTorch on the sums of some updates."""
+
+    def __init__(self, deck, p):
+        o = deck["optimizer"]
+        self.every, self.p = o["outer_every"], list(p.values())
+        self.slow = [w.detach().clone().requires_grad_() for w in self.p]
+        if self.every:
+            self.sgd = torch.optim.SGD(self.slow, lr=o["outer_lr"], momentum=o["outer_momentum"],
+                                       nesterov=o["outer_momentum"] > 0)
+
+    @torch.no_grad()
+    def step(self, step):
+        if not self.every or (step + 1) % self.every:
+            return
+        for w, slow in zip(self.p, self.slow):
+            slow.grad = slow - w
+        self.sgd.step()
+        for w, slow in zip(self.p, self.slow):
+            w.copy_(slow)
+
+
 class Averages:
     """Averages of the weights over the last steps, and the finished weights that they give."""
 
@@ -342,7 +365,7 @@ def norms(tensors):
 
 def train(deck, shards):
     p = first_values(deck)
-    optimizer, averages = Optimizer(deck, p), Averages(deck, p)
+    optimizer, outer, averages = Optimizer(deck, p), OuterNesterov(deck, p), Averages(deck, p)
     result = {"losses": [], "initial_norms": norms(p)}
     length, sequences = deck["train"]["length"], deck["train"]["sequences"]
     stream = reference.step_tokens(shards, sequences * length)
@@ -365,6 +388,7 @@ def train(deck, shards):
         if step == 0:
             result["gradient_norms_step1"] = norms({name: w.grad for name, w in p.items()})
         optimizer.step(step)
+        outer.step(step)
         averages.take(step)
     result["final_norms"] = norms(p)
     if deck.averages:

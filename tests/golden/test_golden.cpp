@@ -146,6 +146,7 @@ TEST(Golden, PlainGptWithLittleElse) { compare("plain_bare"); }
 TEST(Golden, PlainGptWithAdamWAndHeadsOf64) { compare("plain_wide"); }
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
+TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 
