@@ -21,6 +21,7 @@
 #include "kernels/optimizer/adam_rows.hpp"
 #include "kernels/optimizer/average.hpp"
 #include "kernels/optimizer/muon.hpp"
+#include "kernels/optimizer/muon_scalars.hpp"
 #include "kernels/optimizer/outer_nesterov.hpp"
 #include "kernels/stream/coefficient_net.hpp"
 #include "kernels/stream/embedding.hpp"

@@ -46,6 +46,8 @@ enum class TransportChoice { automatic, peers, nccl };
 enum class TraceRanks { automatic, all, quantiles };
 /// Format of the weights and moments that Adam keeps.
 enum class StateFormat { fp32, bf16 };
+/// The rule of the tensors of a [[group]]: as [optimizer] says, or Muon.
+enum class GroupRule { automatic, muon };
 
 struct RunConfig {
   std::string name = "run";
@@ -143,6 +145,7 @@ struct GroupConfig {
   double beta1 = 0.8, beta2 = 0.95;
   double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
+  GroupRule rule = GroupRule::automatic;
 };
 
 /// [[average]]: tensors whose weights are averaged over the last steps (src/optimizer/averages.hpp).

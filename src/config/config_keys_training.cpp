@@ -168,9 +168,16 @@ std::vector<Key> group_keys() {
        "Adam: weight decay, w -= lr^2 decay w where the update has the sign of w, or w -= lr decay w "
        "(optimizer.decay_kind)"},
       {NANORUN_ROW_KEY(group, master), trains, any(),
-       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32"},
+       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32, except for "
+       "learned "
+       "scalars"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
-       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32"},
+       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32, except for "
+       "learned "
+       "scalars"},
+      {NANORUN_ROW_KEY(group, rule), trains, any(),
+       "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
+       "for learned scalars of rows and columns, such as gates"},
   };
 }
 

@@ -116,7 +116,8 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   return owned;
 }
 
-/// Buckets whose rule updates all of one matrix shape at once, from the lowest layer on; in a batch from the highest.
+/// Buckets whose rule updates all of one matrix shape at once, from the lowest layer on, learned scalars last; in a
+/// batch from the highest.
 template <class T>
 auto Optimizer<T>::shape_batches() const -> std::vector<std::vector<const Owned*>> {
   std::vector<std::vector<const Owned*>> batches;
@@ -131,6 +132,7 @@ auto Optimizer<T>::shape_batches() const -> std::vector<std::vector<const Owned*
       if (same_batch(&owned)) batch.push_back(&owned);
     }
   }
+  std::ranges::stable_partition(batches, [](const auto& batch) { return !batch.front()->bucket.scalars(); });
   return batches;
 }
 
@@ -253,7 +255,8 @@ void Optimizer<T>::await_weights(Trace& trace, int layer) {
 /// the batches before it, and their new weights, which the next forward pass needs first, leave during that one.
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  const std::size_t before_tables = batches_.empty() ? 0 : batches_.size() - 1;
+  const auto matrices = std::ranges::count_if(batches_, [](const auto& b) { return !b.front()->bucket.scalars(); });
+  const std::size_t before_tables = std::max<std::ptrdiff_t>(matrices - 1, 0);
   for (std::size_t i = 0; i < before_tables; ++i) update(trace, batches_[i], step);
   update_tables(trace, -1, step);
   for (std::size_t i = before_tables; i < batches_.size(); ++i) update(trace, batches_[i], step);

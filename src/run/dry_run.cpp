@@ -52,10 +52,11 @@ RanksPerNode ranks_per_node(const Config& config, const DryRun& dry_run) {
 
 void plan_training(const Config& config, const DryRun& dry_run) {
   check_config(config, dry_run.ranks);
+  check_group_rules(config);
   require_possible_paths(config);
   const RanksPerNode nodes = ranks_per_node(config, dry_run);
   const NodeLayout layout = NodeLayout::consecutive(dry_run.ranks, nodes.ranks);
-  const ParameterTable table(config.model, layout.nodes());
+  const ParameterTable table = parameter_table(config, layout.nodes());
   TrainingPlan plan = plan_of(config, table, layout);
   plan.nodes_from = nodes.from;
   plan.available = dry_run.memory.value_or(memory_of_this_machine());

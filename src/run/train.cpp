@@ -390,6 +390,7 @@ void Training::fail_displaced() {
 
 ExitCode run_training(Context& context, const Config& config) {
   check_config(config, context.comm().size());
+  check_group_rules(config);
   context.comm().set_timeout(config.comm.timeout_seconds);
   context.comm().together([&] { require_possible_paths(config); });
   require_same_directory(context.comm(), config);

@@ -127,6 +127,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"fp8\"",
                                            "\"adam\"",
                                            "\"plain\"",
+                                           "\"muon\"",
                                            "\"cosine\"",
                                            "\"cb_nodes=1\"",
                                            "[0.5]"};
