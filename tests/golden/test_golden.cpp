@@ -88,6 +88,11 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   std::printf("largest relative difference, loss: %.1e\n", worst);
   EXPECT_LT(losses.back(), losses.front() - 1) << "the golden run learns";
   expect_norms(table, weight_norm, golden.at("final_norms"), tolerance, "final norm");
+  if (!golden.contains("finished_loss")) return;
+  training.optimizer.apply_averages();
+  worst = 0;
+  expect_close(training.forward_backward(), golden.at("finished_loss"), tolerance.loss, worst, "finished loss");
+  std::printf("largest relative difference, finished loss: %.1e\n", worst);
 }
 
 /// The losses of endings, each behind its context, which share sequences here and have one each in the reference. On
@@ -140,6 +145,8 @@ TEST(Golden, PlainGptWithMuon) { compare("plain_muon"); }
 TEST(Golden, PlainGptWithLittleElse) { compare("plain_bare"); }
 TEST(Golden, PlainGptWithAdamWAndHeadsOf64) { compare("plain_wide"); }
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
+TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
+TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 
