@@ -331,7 +331,7 @@ const Switch switches[] = {
     {"no_skip",
      [](Config& c) {
        without_mudd(c);
-       c.model.skip_from = c.model.skip_to = -1;
+       c.model.skip_from = c.model.skip_to = {};
      }},
     {"no_late_source",
      [](Config& c) {
