@@ -34,7 +34,7 @@ Config medium_features() {
   model.skip_gate = true;
   model.backout_from = 3;
   config.window = {WindowKind::tokens_before, "LSSSSSSL", 64, 1792, 32, Rounding::ceil};
-  config.train.length = config.validation.length = 192;
+  config.train.length = config.validation.length = 128;
   return config;
 }
 
