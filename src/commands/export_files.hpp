@@ -6,5 +6,6 @@ namespace nanorun {
 extern const char* const configuration_nanorun_py;
 extern const char* const modeling_nanorun_py;
 extern const char* const modeling_nanorun_scaled_py;  ///< imports modeling_nanorun.py
+extern const char* const modeling_nanorun_before_py;  ///< imports both
 
 }  // namespace nanorun

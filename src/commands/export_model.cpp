@@ -67,13 +67,23 @@ void write_tensors(const std::string& path, const ExportOptions& options, const 
   warn_of_non_finite(options.checkpoint, non_finite);
 }
 
+struct PythonFile {
+  const char *name, *text;
+};
+
+/// The Python files of a model.
+std::vector<PythonFile> python_files(const ModelConfig& model) {
+  std::vector<PythonFile> files = {{"configuration_nanorun.py", configuration_nanorun_py},
+                                   {"modeling_nanorun.py", modeling_nanorun_py}};
+  const bool before = model.residual == Residual::before;
+  if (before || model.residual == Residual::scaled)
+    files.push_back({"modeling_nanorun_scaled.py", modeling_nanorun_scaled_py});
+  if (before) files.push_back({"modeling_nanorun_before.py", modeling_nanorun_before_py});
+  return files;
+}
+
 void write_python(const std::string& directory, const ModelConfig& model) {
-  const auto write = [&](const char* name, const char* text) {
-    replace_text(directory + "/" + name, ExitCode::output, text);
-  };
-  write("configuration_nanorun.py", configuration_nanorun_py);
-  write("modeling_nanorun.py", modeling_nanorun_py);
-  if (model.residual == Residual::scaled) write("modeling_nanorun_scaled.py", modeling_nanorun_scaled_py);
+  for (const auto& [name, text] : python_files(model)) replace_text(directory + "/" + name, ExitCode::output, text);
 }
 
 /// How transformers lets the model write: without a cache of keys and values, which its forward pass has not.
@@ -118,9 +128,8 @@ void write_tokenizer(const ExportOptions& options, const TokenizerTable& table, 
 
 /// Names of all files that are written beside the tensors.
 std::vector<std::string> further_files(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
-  std::vector<std::string> names = {"configuration_nanorun.py", "modeling_nanorun.py", "generation_config.json",
-                                    "config.json"};
-  if (model.residual == Residual::scaled) names.push_back("modeling_nanorun_scaled.py");
+  std::vector<std::string> names = {"generation_config.json", "config.json"};
+  for (const PythonFile& file : python_files(model)) names.push_back(file.name);
   if (!tokenizer) return names;
   names.push_back("tokenizer_config.json");
   if (tokenizer->table().from_json) {

@@ -52,6 +52,10 @@ constexpr const char* read_by_python[] = {
     "skip_from",
     "skip_to",
     "skip_gate",
+    "gate_columns",
+    "value_tables",
+    "second_embedding",
+    "backout_from",
     "paired_layers",
     "xsa_layers",
     "attention_source",
@@ -69,7 +73,8 @@ constexpr const char* read_by_python[] = {
 };
 constexpr const char* of_first_weights[] = {"init_scale",     "zero_outputs",         "zero_attention_outputs",
                                             "init_embedding", "init_value_embedding", "mudd_backout",
-                                            "init_std",       "init_std_outputs"};
+                                            "init_std",       "init_std_outputs",     "init_scale_mlp",
+                                            "init_residual",  "init_embedding2"};
 
 /// Fields of config.json beside the sections of the deck. Export writes some of them; transformers adds the others when
 /// it writes the file anew.
@@ -129,6 +134,7 @@ Config settled(const Config& config, long step) {
   if (config.model.yarn) {
     const RotaryStage rotary = rotary_stage(config, stage_of(config, step));
     now.model.yarn = false;
+    now.model.yarn_last_window = 0;
     now.model.rotary_frequencies = rotary.frequencies;
     now.model.rotary_frequencies.resize(turning_pairs(config.model));
     now.model.attention_scale = rotary.attention_scale;
@@ -163,14 +169,22 @@ Json value_of(const Key& key, Config& config) {
       key.field(config));
 }
 
-/// Classes in src/commands/pytorch/*.py, by model.residual.
-constexpr const char *unet_class = "NanorunForCausalLM", *scaled_class = "ScaledNanorunForCausalLM";
+/// A class in src/commands/pytorch/*.py.
+struct PythonClass {
+  std::string file, name;
+};
+
+/// By model.residual.
+PythonClass class_of(const std::string& residual) {
+  if (residual == "scaled") return {"modeling_nanorun_scaled", "ScaledNanorunForCausalLM"};
+  if (residual == "before") return {"modeling_nanorun_before", "BeforeNanorunForCausalLM"};
+  return {"modeling_nanorun", "NanorunForCausalLM"};
+}
 
 /// Text of config.json for a settled() deck.
 std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tokenizer, ExportedType type) {
-  const bool unet = config.model.residual == Residual::unet;
-  const std::string file = unet ? "modeling_nanorun" : "modeling_nanorun_scaled";
-  const std::string name = unet ? unet_class : scaled_class;
+  const Key& residual = *std::ranges::find(key_table(), "model.residual", [](const Key& key) { return key.path(); });
+  const auto [file, name] = class_of(value_of(residual, config));
   Json json = {{"architectures", {name}},
                {"model_type", "nanorun"},
                {"auto_map",
@@ -314,10 +328,11 @@ void require_agreement(const Json& json) {
   const bool is_tied = model.value("tied_head", Json()) == true;
   if (const Json tie = field("tie_word_embeddings"); !tie.is_null() && tie != false && !(is_tied && tie == true))
     refuse("tie_word_embeddings", fmt::format("model.tied_head = {}", is_tied));
-  const std::string residual = model.value("residual", Json("unet")).dump();
-  const Json names = Json::array({residual == "\"scaled\"" ? scaled_class : unet_class});
+  const Json residual = model.value("residual", Json("unet"));
+  const Json names = Json::array({class_of(residual.is_string() ? residual.get<std::string>() : "").name});
   if (const Json given = field("architectures"); !given.is_null() && given != names)
-    refuse("architectures", fmt::format("the class for model.residual = {} is {}", excerpt(residual), names.dump()));
+    refuse("architectures",
+           fmt::format("the class for model.residual = {} is {}", excerpt(residual.dump()), names.dump()));
   // Transformers takes a list of tokens, too.
   const auto token_field = [&](const char* name) {
     const Json given = field(name), token = given.is_array() && given.size() == 1 ? given[0] : given;

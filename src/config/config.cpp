@@ -273,6 +273,10 @@ Config parse_deck(const std::string& text, const std::string& file, const std::v
     attempt([&] { apply_override(config, one); });
   }
   errors.rethrow(ExitCode::usage, Scope::all_ranks);
+  // In the place of a list, -1 says that there is none.
+  for (std::vector<int>* layers : {&config.model.skip_from, &config.model.skip_to}) {
+    if (*layers == std::vector<int>{-1}) layers->clear();
+  }
   return config;
 }
 

@@ -20,13 +20,10 @@ inline constexpr bool computes_in_fp32 = std::is_same_v<Real, float>;
 /// Decks are some thousand bytes; the time to parse one grows with the square of the number of its tables.
 inline constexpr std::size_t max_deck_bytes = std::size_t{1} << 20;
 
-/// Columns that the gates of smear, skip, attention and value embeddings read.
-inline constexpr int gate_columns = 12;
-
 enum class ValuePath { none, first, embeddings, gated_embeddings };
 enum class RotaryKind { full, half_truncated };
 enum class WindowKind { token, tokens_before, block };
-enum class Residual { unet, scaled, plain };
+enum class Residual { unet, scaled, plain, before };
 enum class Packing { stream, documents, rows };
 enum class LossSum { mean, sum };
 enum class Orthogonalisation { newton_schulz, polar_express };
@@ -77,12 +74,15 @@ struct ModelConfig {
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;
   double init_scale = 1;
+  double init_scale_mlp = 0;
   double init_std = 0;
   double init_std_outputs = 0;
   bool zero_outputs = true;
   bool zero_attention_outputs = true;
   double init_embedding = 1;
   double init_value_embedding = 1;
+  double init_embedding2 = 1;
+  double init_residual = 1.05;
 
   bool tied_head = false;
   Residual residual = Residual::unet;
@@ -92,13 +92,16 @@ struct ModelConfig {
   bool head_bias = false;
   std::vector<int> value_layers;
   std::vector<int> value_layers_gated_by_input;
+  std::vector<int> value_tables;
+  int gate_columns = 12;
   bool smear = false;
+  bool second_embedding = false;
   int bigram_rows = 0;
   int bigram_columns = 0;
   int bigram_sign_rows = 0;
-  int skip_from = -1;
-  int skip_to = -1;
+  std::vector<int> skip_from, skip_to;
   bool skip_gate = false;
+  int backout_from = -1;
   int attention_source = -1;
   std::vector<int> paired_layers;
   std::vector<int> xsa_layers;
@@ -114,6 +117,7 @@ struct ModelConfig {
   double mudd_value_scale = 1;
   double mudd_backout = 0.5;
   bool yarn = false;
+  int yarn_last_window = 0;
 };
 
 struct LmHeadConfig {

@@ -1,5 +1,7 @@
 // Rules of the layers: what each of them can have, and what that needs elsewhere in the model.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <set>
 
@@ -53,50 +55,53 @@ void check_lists(Rules& rules) {
   rules.require(std::ranges::is_sorted(model.value_layers), {"model.value_layers"}, "model.value_layers must ascend");
 }
 
-/// What residual = "scaled" alone has.
-void check_scaled_keys(Rules& rules) {
+/// Keys that only some kinds of residual streams have.
+void check_keys_of_residual(Rules& rules) {
   const ModelConfig& model = rules.config.model;
-  const auto needs_scaled = [&](bool used, const char* key, const char* value = "") {
-    rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"scaled\"", key, value);
+  using Kinds = std::vector<Residual>;
+  const Kinds scaled{Residual::scaled}, plain{Residual::plain}, before{Residual::before};
+  const Kinds mixing{Residual::scaled, Residual::before};
+  const auto needs = [&](const Kinds& kinds, bool used, const char* key, const char* value = "") {
+    std::vector<std::string> names;
+    for (const auto& [name, kind] : names_of<Residual>) {
+      if (std::ranges::count(kinds, kind) > 0) names.push_back(fmt::format("\"{}\"", name));
+    }
+    rules.require(!used || std::ranges::count(kinds, model.residual) > 0, {key, "model.residual"},
+                  "{}{} needs model.residual = {}", key, value, fmt::join(names, " or "));
   };
-  needs_scaled(model.value_path == ValuePath::gated_embeddings, "model.value_path", " = \"gated_embeddings\"");
-  needs_scaled(model.smear, "model.smear");
-  needs_scaled(model.bigram_rows > 0, "model.bigram_rows");
-  needs_scaled(model.skip_from >= 0 || model.skip_to >= 0, "model.skip_from");
-  needs_scaled(model.attention_source >= 0, "model.attention_source");
+  needs(mixing, model.value_path == ValuePath::gated_embeddings, "model.value_path", " = \"gated_embeddings\"");
+  needs(mixing, model.smear, "model.smear");
+  needs(mixing, model.bigram_rows > 0, "model.bigram_rows");
+  needs(mixing, !model.skip_from.empty() || !model.skip_to.empty(), "model.skip_from");
   for (const auto& [key, layers] : attention_lists) {
-    if (layers != &ModelConfig::value_layers) needs_scaled(!(model.*layers).empty(), key);
+    if (layers != &ModelConfig::value_layers) needs(mixing, !(model.*layers).empty(), key);
   }
-  needs_scaled(model.gate_nets, "model.gate_nets");
-  needs_scaled(model.mudd, "model.mudd");
-}
-
-/// What residual = "plain" alone has.
-void check_plain_keys(Rules& rules) {
-  const ModelConfig& model = rules.config.model;
-  const auto needs_plain = [&](bool used, const char* key, const char* value = "") {
-    rules.require(!used, {key, "model.residual"}, "{}{} needs model.residual = \"plain\"", key, value);
-  };
-  needs_plain(!model.embedding_norm, "model.embedding_norm", " = false");
-  needs_plain(model.norm_gains, "model.norm_gains");
-  needs_plain(model.biases, "model.biases");
-  needs_plain(model.head_bias, "model.head_bias");
+  needs(scaled, model.attention_source >= 0, "model.attention_source");
+  needs(scaled, model.gate_nets, "model.gate_nets");
+  needs(scaled, model.mudd, "model.mudd");
+  needs(before, model.second_embedding, "model.second_embedding");
+  needs(before, model.backout_from >= 0, "model.backout_from");
+  needs(plain, !model.embedding_norm, "model.embedding_norm", " = false");
+  needs(plain, model.norm_gains, "model.norm_gains");
+  needs(plain, model.biases, "model.biases");
+  needs(plain, model.head_bias, "model.head_bias");
 }
 
 /// What only some kinds of residual streams have.
 void check_residual(Rules& rules) {
   const ModelConfig& model = rules.config.model;
   const bool gated = model.value_path == ValuePath::gated_embeddings;
-  if (model.residual != Residual::scaled) check_scaled_keys(rules);
-  if (model.residual != Residual::plain) check_plain_keys(rules);
+  check_keys_of_residual(rules);
   switch (model.residual) {
     case Residual::unet:
       rules.require(model.layers % 2 == 0, {"model.layers", "model.residual"},
                     "model.layers = {} must be even for model.residual = \"unet\"", model.layers);
       break;
     case Residual::scaled:
+    case Residual::before:
       rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
-                    "model.residual = \"scaled\" needs model.value_path = \"none\" or \"gated_embeddings\"");
+                    "model.residual = \"{}\" needs model.value_path = \"none\" or \"gated_embeddings\"",
+                    model.residual == Residual::scaled ? "scaled" : "before");
       break;
     case Residual::plain:
       rules.require(gated || model.value_path == ValuePath::none, {"model.value_path", "model.residual"},
@@ -109,6 +114,22 @@ void check_residual(Rules& rules) {
   rules.require(!model.head_bias || lm_head_precision(rules.config) == kernels::LmHeadPrecision::working,
                 {"head.precision", "model.head_bias"},
                 "model.head_bias needs a LM head that is not in FP8: head.precision = \"bf16\", or \"fp32\" on CPUs");
+}
+
+/// Which layers share tables. The tables are counted in the order in which layers first read them.
+void check_value_tables(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const char* const key = "model.value_tables";
+  if (model.value_tables.empty()) return;
+  rules.require(model.value_tables.size() == model.value_layers.size(), {key, "model.value_layers"},
+                "{} has {} tables, model.value_layers has {} layers: each layer needs a table", key,
+                model.value_tables.size(), model.value_layers.size());
+  int count = 0;
+  for (const int table : model.value_tables) {
+    const bool known = rules.require(table <= count, {key}, "{} names table {} before table {}", key, table, count);
+    if (!known) return;
+    count = std::max(count, table + 1);
+  }
 }
 
 void check_values(Rules& rules) {
@@ -126,6 +147,7 @@ void check_values(Rules& rules) {
                 "model.value_path = \"gated_embeddings\" needs layers in model.value_layers");
   rules.require(gated || model.value_layers.empty(), {"model.value_layers", "model.value_path"},
                 "model.value_layers needs model.value_path = \"gated_embeddings\"");
+  check_value_tables(rules);
   const char* const by_input = "model.value_layers_gated_by_input";
   if (!check_list(rules, by_input, model.value_layers_gated_by_input)) return;
   for (const int layer : model.value_layers_gated_by_input) {
@@ -136,20 +158,37 @@ void check_values(Rules& rules) {
   }
 }
 
+void check_skips(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const std::size_t count = model.skip_to.size();
+  rules.require(!model.skip_gate || count > 0, {"model.skip_gate", "model.skip_from"},
+                "model.skip_gate needs model.skip_from");
+  const bool paired = rules.require(model.skip_from.size() == count, {"model.skip_to", "model.skip_from"},
+                                    "model.skip_from names {} layers, model.skip_to {}: each skip needs both",
+                                    model.skip_from.size(), count);
+  if (!paired || !check_list(rules, "model.skip_to", model.skip_to)) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    const int from = model.skip_from[i], to = model.skip_to[i];
+    rules.require(from >= 0 && to > from, {"model.skip_to", "model.skip_from"},
+                  "model.skip_to = {} must be a layer above model.skip_from = {}", to, from);
+    rules.require(model.residual != Residual::scaled || names(model.layers_without_attention, to),
+                  {"model.skip_to", "model.layers_without_attention"},
+                  "model.skip_to = {} must be one of model.layers_without_attention for model.residual = \"scaled\"",
+                  to);
+  }
+  rules.require(model.residual != Residual::scaled || count <= 1, {"model.skip_to", "model.residual"},
+                "model.skip_to names {} layers; model.residual = \"scaled\" has one skip at most", count);
+}
+
 /// Streams and tables that layers add.
 void check_streams(Rules& rules) {
   const ModelConfig& model = rules.config.model;
-  if (model.skip_from >= 0 || model.skip_to >= 0) {
-    rules.require(model.skip_from >= 0 && model.skip_to > model.skip_from && model.skip_to < model.layers,
-                  {"model.skip_to", "model.skip_from", "model.layers"},
-                  "model.skip_to = {} must be a layer above model.skip_from = {}; layers are 0 to {}", model.skip_to,
-                  model.skip_from, model.layers - 1);
-    rules.require(names(model.layers_without_attention, model.skip_to),
-                  {"model.skip_to", "model.layers_without_attention"},
-                  "model.skip_to = {} must be one of model.layers_without_attention", model.skip_to);
-  } else {
-    rules.require(!model.skip_gate, {"model.skip_gate", "model.skip_from"}, "model.skip_gate needs model.skip_from");
-  }
+  check_skips(rules);
+  rules.require(model.backout_from < model.layers - 1, {"model.backout_from", "model.layers"},
+                "model.backout_from = {} must be below the last of model.layers = {}", model.backout_from,
+                model.layers);
+  rules.require(!model.second_embedding || model.bigram_rows == 0, {"model.second_embedding", "model.bigram_rows"},
+                "model.second_embedding and model.bigram_rows are both added beside x0: leave one out");
   rules.require(model.attention_source < model.layers - 1, {"model.attention_source", "model.layers"},
                 "model.attention_source = {} must be below the last of model.layers = {}", model.attention_source,
                 model.layers);
@@ -208,13 +247,20 @@ void check_attention(Rules& rules) {
 void check_gates(Rules& rules) {
   const ModelConfig& model = rules.config.model;
   const auto reads = [&](bool used, const char* key) {
-    rules.require(!used || model.width >= gate_columns, {"model.width", key},
-                  "model.width = {} must be at least {} for the gates of {}", model.width, gate_columns, key);
+    rules.require(!used || model.width >= model.gate_columns, {"model.gate_columns", "model.width", key},
+                  "model.width = {} must be at least model.gate_columns = {} for the gates of {}", model.width,
+                  model.gate_columns, key);
   };
   reads(model.smear, "model.smear");
   reads(model.skip_gate, "model.skip_gate");
   reads(!model.value_layers.empty(), "model.value_layers");
   reads(!model.gated_layers.empty() && !model.gate_nets, "model.gated_layers");
+  const bool both = model.value_layers.size() > model.value_layers_gated_by_input.size();
+  rules.require(!both || model.gate_columns % 2 == 0,
+                {"model.gate_columns", "model.value_layers_gated_by_input", "model.value_layers"},
+                "model.gate_columns = {} must be even: gates of model.value_layers read half of them of each of two "
+                "streams, but where model.value_layers_gated_by_input names the layer",
+                model.gate_columns);
   rules.require(!model.gate_nets || !model.skip_gate, {"model.skip_gate", "model.gate_nets"},
                 "model.skip_gate and model.gate_nets both gate the skip: leave one out");
   rules.require(!model.gate_nets || model.gate_net_layer < model.layers, {"model.gate_net_layer", "model.layers"},
@@ -224,14 +270,15 @@ void check_gates(Rules& rules) {
   if (!model.mudd) return;
   rules.require(model.attention_source >= 0, {"model.mudd", "model.attention_source"},
                 "model.mudd needs model.attention_source, whose stream it mixes");
-  rules.require(model.skip_from >= 0, {"model.mudd", "model.skip_from"},
+  rules.require(!model.skip_from.empty(), {"model.mudd", "model.skip_from"},
                 "model.mudd needs model.skip_from, whose stream it mixes");
-  const bool differ = model.attention_source != model.skip_from && model.attention_source != model.layers - 2;
+  const int skip_from = model.skip_from.empty() ? -1 : model.skip_from[0];
+  const bool differ = model.attention_source != skip_from && model.attention_source != model.layers - 2;
   rules.require(model.attention_source < 0 || differ,
                 {"model.attention_source", "model.skip_from", "model.layers", "model.mudd"},
                 "model.mudd mixes three streams: model.attention_source = {} must be neither model.skip_from = {} nor "
                 "layer {}, the one before the last",
-                model.attention_source, model.skip_from, model.layers - 2);
+                model.attention_source, skip_from, model.layers - 2);
   rules.require(!model.value_layers.empty() && model.value_layers.back() == model.layers - 1,
                 {"model.mudd", "model.value_layers"},
                 "model.mudd needs a value embedding on the last layer: model.value_layers must end with {}",

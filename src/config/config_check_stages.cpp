@@ -101,6 +101,8 @@ void check_stages(Rules& rules) {
                 "train.warmup = {} must be at most train.steps = {}", train.warmup, train.steps);
   rules.require(!config.model.yarn || !config.stage.empty(), {"model.yarn"},
                 "model.yarn needs [[stage]], whose windows it follows");
+  rules.require(config.model.yarn || config.model.yarn_last_window == 0, {"model.yarn_last_window", "model.yarn"},
+                "model.yarn_last_window = {} needs model.yarn", config.model.yarn_last_window);
   check_last_window(rules);
   if (config.stage.empty()) return;
   check_shares(rules);

@@ -46,7 +46,8 @@ Check letters_of_layers();
 // The rows of each section, in the order of the table.
 std::vector<Key> run_keys();
 std::vector<Key> model_keys();
-std::vector<Key> topology_keys();
+std::vector<Key> stream_keys();
+std::vector<Key> coefficient_keys();
 std::vector<Key> lm_head_keys();
 std::vector<Key> window_keys();
 std::vector<Key> train_keys();

@@ -45,9 +45,8 @@ inline constexpr auto names_of<kernels::SoftcapKind> =
                                                 {"isru", kernels::SoftcapKind::isru},
                                                 {"none", kernels::SoftcapKind::none}});
 template <>
-inline constexpr auto names_of<Residual> = std::to_array<Named<Residual>>({{"unet", Residual::unet},
-                                                                           {"scaled", Residual::scaled},
-                                                                           {"plain", Residual::plain}});
+inline constexpr auto names_of<Residual> = std::to_array<Named<Residual>>(
+    {{"unet", Residual::unet}, {"scaled", Residual::scaled}, {"plain", Residual::plain}, {"before", Residual::before}});
 template <>
 inline constexpr auto names_of<Packing> = std::to_array<Named<Packing>>({{"stream", Packing::stream},
                                                                          {"documents", Packing::documents},

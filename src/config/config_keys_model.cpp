@@ -34,6 +34,8 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, softcap_width), trains, above(0), "of the sigmoid"},
       {NANORUN_KEY(model, init_scale), trains, at_least(0),
        "weight matrices start uniform in +-b, b = init_scale / sqrt(fan_in), unless init_std says otherwise"},
+      {NANORUN_KEY(model, init_scale_mlp), trains, at_least(0),
+       "init_scale of the first matrix of each MLP, mlp_in; 0: init_scale"},
       {NANORUN_KEY(model, init_std), trains, at_least(0),
        "standard deviation of the blocks' initial weight matrices, which are normal then; 0: uniform, by init_scale"},
       {NANORUN_KEY(model, init_std_outputs), trains, at_least(0),
@@ -46,19 +48,22 @@ std::vector<Key> model_keys() {
        "standard deviation of the initial token embedding, and of a tied LM head"},
       {NANORUN_KEY(model, init_value_embedding), trains, at_least(0),
        "standard deviation of the initial value embeddings"},
+      {NANORUN_KEY(model, init_embedding2), trains, at_least(0), "standard deviation of the initial second embedding"},
+      {NANORUN_KEY(model, init_residual), trains, any(), "residual = \"before\": start of each layer's factor r"},
   };
 }
 
-/// What joins layers, and what attention does beyond softmax.
-std::vector<Key> topology_keys() {
+/// What joins layers.
+std::vector<Key> stream_keys() {
   const Check layer = between(0, max_layers - 1), layer_or_none = between(-1, max_layers - 1);
   return {
       {NANORUN_KEY(model, tied_head), trains, any(),
        "LM head and embedding start alike and are one parameter, all along or up to train.untie_step"},
       {NANORUN_KEY(model, residual), trains, any(),
        "how blocks join the residual stream: unet (skips join the first half to the second), scaled (learned "
-       "factors on stream and branch, and the additions that the keys below name), or plain (x += attention(norm(x)), "
-       "x += mlp(norm(x)), and nothing else)"},
+       "factors on stream and branch, and the additions that the keys below name), before (x = r x + a x0 + b z with "
+       "learned r, a, b, then x += attention(norm(x)), x += mlp(norm(x)); z is the second embedding, or bigrams), or "
+       "plain (x += attention(norm(x)), x += mlp(norm(x)), and nothing else)"},
       {NANORUN_KEY(model, embedding_norm), trains, any(),
        "residual = \"plain\": whether the stream begins with the norm of the embedding, or with the embedding"},
       {NANORUN_KEY(model, norm_gains), trains, any(), "residual = \"plain\": each norm of the stream is g * norm(x)"},
@@ -68,8 +73,16 @@ std::vector<Key> topology_keys() {
        "value_path = \"gated_embeddings\": layers, ascending, that take up a value embedding of their own"},
       {NANORUN_KEY(model, value_layers_gated_by_input), trains, layer,
        "of these, layers whose gate reads attention's input alone, not the value embedding, too"},
+      {NANORUN_KEY(model, value_tables), trains, between(0, max_layers - 1),
+       "the table that each of value_layers reads, counted from 0 in the order in which layers first read them, so "
+       "that layers share tables; empty: each has its own"},
+      {NANORUN_KEY(model, gate_columns), trains, between(1, kernels::max_smear_gate),
+       "columns that the gates of smear, skip, attention and value embeddings read; a gate that reads two streams "
+       "reads half as many of each"},
       {NANORUN_KEY(model, smear), trains, any(),
        "add to each token's embedding a gated part of that of the token before"},
+      {NANORUN_KEY(model, second_embedding), trains, any(),
+       "residual = \"before\": a second embedding of the tokens, z = norm(row), which all layers add"},
       {NANORUN_KEY(model, bigram_rows), trains, zero_or_between(2, max_bigram_rows),
        "rows of a table of hashed pairs of tokens, which all layers with attention add; 0: none"},
       {NANORUN_KEY(model, bigram_columns), trains, between(0, max_width),
@@ -77,12 +90,29 @@ std::vector<Key> topology_keys() {
       {NANORUN_KEY(model, bigram_sign_rows), trains, between(0, 65536),
        "rows of fixed random signs by which those of the pairs are multiplied; 0: none"},
       {NANORUN_KEY(model, skip_from), trains, layer_or_none,
-       "layer whose output enters once more before layer skip_to; -1: no skip"},
-      {NANORUN_KEY(model, skip_to), trains, layer_or_none, "a later layer, one without attention; -1: no skip"},
+       "layers whose outputs enter once more, x += sigmoid(s) x_from with a learned s, each before a later layer; "
+       "empty "
+       "or -1: no skip"},
+      {NANORUN_KEY(model, skip_to), trains, layer_or_none,
+       "these later layers, one for each of skip_from; residual = \"scaled\" has one skip at most, to a layer without "
+       "attention"},
       {NANORUN_KEY(model, skip_gate), trains, any(),
-       "a gate per token on what the skip carries, which reads x0; without model.gate_nets, whose second net has one"},
+       "a gate per token on what each skip carries, 2 sigmoid(<w, first columns of x0>); without model.gate_nets, "
+       "whose "
+       "second net has one"},
+      {NANORUN_KEY(model, backout_from), trains, layer_or_none,
+       "residual = \"before\": the final norm reads x - beta x_from, the output of this layer times a learned beta "
+       "that "
+       "starts at 0.5; -1: x"},
       {NANORUN_KEY(model, attention_source), trains, layer_or_none,
        "layers after this one attend from its output; -1: each from its own input"},
+  };
+}
+
+/// What attention does beyond softmax, and coefficients from nets.
+std::vector<Key> coefficient_keys() {
+  const Check layer = between(0, max_layers - 1);
+  return {
       {NANORUN_KEY(model, paired_layers), trains, layer,
        "layers whose heads attend in pairs, as one sequence of twice the length; their window is the short one, in "
        "rows of that sequence"},
@@ -108,6 +138,8 @@ std::vector<Key> topology_keys() {
        "start of the part of attention_source's output that MUDD subtracts behind the last layer"},
       {NANORUN_KEY(model, yarn), trains, any(),
        "rescale rotary frequencies and attention_scale where a stage changes the long window (YaRN)"},
+      {NANORUN_KEY(model, yarn_last_window), trains, between(0, max_length),
+       "the longest window that they are rescaled to: they stay where a stage changes to a longer one; 0: to any"},
   };
 }
 

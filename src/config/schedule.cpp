@@ -191,7 +191,8 @@ RotaryStage rotary_stage(const Config& config, int stage) {
   for (int i = 1; i <= stage; ++i) {
     const double old_window = config.stage[i - 1].long_window, new_window = config.stage[i].long_window;
     const double ratio = old_window / new_window;
-    if (ratio == 1) continue;
+    const bool is_beyond = model.yarn_last_window > 0 && new_window > model.yarn_last_window;
+    if (ratio == 1 || is_beyond) continue;
     for (double& f : rotary.frequencies) {
       const double turns = old_window * f / (2 * std::numbers::pi);
       const double kept = std::clamp((turns - 1) / 31, 0.0, 1.0);

@@ -23,6 +23,11 @@ NormActivations<T> take_norm(int width, int length, WorkspaceAllocator& allocato
   return norm;
 }
 
+/// Whether mixes behind branches imply them, so that these need not be kept.
+bool has_implied_branches(const ModelConfig& model) {
+  return model.residual == Residual::scaled || model.residual == Residual::before;
+}
+
 template <class T>
 Mat<T> take_qkv(const ModelConfig& model, const BlockPlan& plan, int length, WorkspaceAllocator& allocator) {
   return take_matrix<T>(allocator, plan.offsets_keys ? length + 1 : length, 3 * model.width);
@@ -67,20 +72,20 @@ Activations<T>::Activations(const Config& config, int length, Mode mode, Workspa
   if (model.smear) input.embedding = stream();
   input.x0 = stream();
   input.rstd0 = take_vector<acc_t<T>>(allocator, length);
-  if (model.bigram_rows > 0) {
-    input.bigram = stream();
-    input.first = stream();
-  }
+  const bool has_second = has_second_stream(model);
+  if (has_second) input.second = stream();
+  if (model.second_embedding) input.rstd2 = take_vector<acc_t<T>>(allocator, length);
+  if (model.residual == Residual::scaled && has_second) input.first = stream();
   if (model.residual == Residual::plain && model.embedding_norm) input.first = stream();
   if (model.norm_gains) allocate_gains(model, allocator);
   if (model.biases) stream_bias = take_vector<acc_t<T>>(allocator, model.width);
-  if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
-  if (plan.back().enters_last_mix) x_last = stream();
+  const auto skips = static_cast<int>(model.skip_to.size());
+  if (model.skip_gate) input.skip_gate = take_matrix<acc_t<T>>(allocator, length, skips);
   final_norm = take_norm<T>(model.width, length, allocator);
   if (!model.value_layers.empty() || !model.xsa_layers.empty() || !model.gated_layers.empty()) {
     value_source = heads_out = stream();
   }
-  if (model.residual == Residual::scaled) implied_out_ = stream();
+  if (has_implied_branches(model)) implied_out_ = stream();
   coefficients = CoefficientActivations<T>(model, length, mode, allocator);
   if (training()) {
     allocate_training_blocks(config, allocator);
@@ -162,12 +167,13 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
 /// Streams inside a block that a mix reads or makes.
 template <class T>
 void Activations<T>::allocate_branch_outputs(const ModelConfig& model, int layer, WorkspaceAllocator& allocator) {
-  if (model.residual != Residual::scaled) return;
+  if (!has_implied_branches(model)) return;
   const BlockPlan& plan = this->plan[layer];
   BlockActivations<T>& saved = block[layer];
   const auto stream = [&] { return take_matrix<T>(allocator, length, model.width); };
-  if (plan.mixes_input) saved.x_mixed = stream();
   if (plan.attends) saved.attention_out = plan.attention_is_implied ? implied_out_ : stream();
+  if (model.residual != Residual::scaled) return;
+  if (plan.mixes_input) saved.x_mixed = stream();
   saved.mlp_out = plan.mlp_is_implied ? implied_out_ : stream();
 }
 
@@ -185,8 +191,9 @@ void Activations<T>::allocate_gradients(const ModelConfig& model, WorkspaceAlloc
     if (plan.sent_gradient == SentGradient::output_of_skip_reader) d = block[plan.skip_reader].x_out;
   }
   if (model.value_path == ValuePath::first) d_v_first = take_matrix<acc_t<T>>(allocator, length, model.width);
-  if (model.bigram_rows > 0) d_bigram = stream();
-  if (model.skip_gate) d_skip_gate = take_matrix<acc_t<T>>(allocator, length, 1);
+  if (has_second_stream(model)) d_second = stream();
+  const auto skips = static_cast<int>(model.skip_to.size());
+  if (model.skip_gate) d_skip_gate = take_matrix<acc_t<T>>(allocator, length, skips);
 }
 
 /// Returns the bytes of what lies in the workspace between the backward passes of LM head and embedding.
@@ -204,7 +211,7 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = stream();
   d_x0 = model.residual == Residual::plain ? d_x : stream();
-  if (model.residual == Residual::scaled) {
+  if (has_implied_branches(model)) {
     d_branch_out = d_smeared = stream();
     d_branch_factor = take_vector<acc_t<T>>(scratch, 1);
   }

@@ -13,7 +13,8 @@
 //   implied_out_    attention_out     output projection -> mix behind attention
 //                   mlp_out           MLP -> mix behind the MLP
 //   mlp.norm.n      mlp.norm.n        norm before the MLP -> backward pass of the mix behind attention
-//                   mlp.d_x           that backward pass -> gradients of x0 and of the bigram embeddings
+//                   mlp.d_x           that backward pass, or that of the mix before -> gradients of x0 and of the
+//                                     second stream
 //   d_final_norm    mlp_sum           MLP in FP8, forward -> its addition to the stream
 //                   d_final_norm      LM head -> backward pass of the final norm
 //                   d_mlp_norm        backward pass of the MLP -> that of the norm before it
@@ -63,11 +64,13 @@ struct AttentionActivations {
 template <class T>
 struct MlpActivations {
   NormActivations<T> norm;  ///< norm of the stream that the MLP reads
-  kernels::Mat<T> d_x;      ///< gradient of that stream, in the memory of norm.n; with leaves_factors [T, d]
+  kernels::Mat<T> d_x;      ///< with leaves_factors: gradient of that stream; with Residual::before, of what the mix
+                            ///< before makes; in the memory of norm.n [T, d]
   kernels::Mat<T> h;        ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
 };
 
-/// Saved by one block. With Residual::unet and plain the stream is updated in place, and x_out alone has a buffer.
+/// Saved by one block. With Residual::unet and plain the stream is updated in place, and x_out alone has a buffer;
+/// with Residual::before attention_out has one too.
 template <class T>
 struct BlockActivations {
   AttentionActivations<T> attention;
@@ -86,9 +89,11 @@ struct InputActivations {
   kernels::Mat<T> embedding;                  ///< rows of the embedding, where smear follows [T, d]
   kernels::Mat<T> x0;                         ///< embedding, normed unless embedding_norm = false [T, d]
   kernels::Vec<kernels::acc_t<T>> rstd0;      ///< rstd of x0 [T]
-  kernels::Mat<T> bigram;                     ///< signed rows of the bigram table [T, d]
+  kernels::Mat<T> second;                     ///< second stream: signed rows of the bigram table, or the norm of
+                                              ///< the second embedding [T, d]
+  kernels::Vec<kernels::acc_t<T>> rstd2;      ///< rstd of that norm [T]
   kernels::Mat<T> first;                      ///< input of layer 0, where it has not the buffer of x0 [T, d]
-  kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, 1]
+  kernels::Mat<kernels::acc_t<T>> skip_gate;  ///< [T, skips]
 };
 
 /// Gradient of what attention or the MLP adds to the stream: *factor d, or d where factor is null.
@@ -107,7 +112,6 @@ struct Activations {
   std::vector<BlockActivations<T>> block;
   CoefficientActivations<T> coefficients;
   kernels::Mat<T> v_first;  ///< value projection of layer 0, with ValuePath::first [T, d]
-  kernels::Mat<T> x_last;   ///< last mix, which the last block's output enters [T, d]
   NormActivations<T> final_norm;
   // Scratch, with norm_gains.
   kernels::Mat<T> gained;                       ///< a norm times its gain [T, d]
@@ -126,8 +130,8 @@ struct Activations {
   kernels::Mat<T> d_shared_norm;                ///< gradient of the norm that several layers' attention reads [T, d]
   std::vector<kernels::Mat<T>> d_layer_input;   ///< what layers above have sent to each tapped input [T, d]; else null
   kernels::Mat<kernels::acc_t<T>> d_v_first;    ///< [T, d]
-  kernels::Mat<T> d_bigram;                     ///< [T, d]
-  kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, 1]
+  kernels::Mat<T> d_second;                     ///< [T, d]
+  kernels::Mat<kernels::acc_t<T>> d_skip_gate;  ///< [T, skips]
 
   /// Scratch of attention, the MLP, LM head and embedding, which never run at once.
   kernels::Workspace workspace;
@@ -138,7 +142,7 @@ struct Activations {
   kernels::Mat<T> d_x0;                             ///< [T, d]; of a plain stream d_x, the stream begins with x0
   kernels::Mat<T> d_branch_out;                     ///< without leaves_factors: gradient of a branch's output [T, d]
   kernels::Mat<T> d_smeared;                        ///< gradient of the smeared embedding, in d_branch_out [T, d]
-  kernels::Vec<kernels::acc_t<T>> d_branch_factor;  ///< with leaves_factors: the factor of BranchGradient [1]
+  kernels::Vec<kernels::acc_t<T>> d_branch_factor;  ///< the factor of BranchGradient, where a mix leaves it [1]
   kernels::Mat<T> d_k_offset;                       ///< with a key offset: gradient of attention's keys [T, d]
   kernels::Mat<T> d_v_xsa;                          ///< what XSA sends to the values [T, d]
   kernels::Mat<kernels::acc_t<T>> d_value_gate;     ///< [T, H]

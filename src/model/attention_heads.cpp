@@ -30,7 +30,7 @@ Mat<T> AttentionHeads<T>::forward(Stream stream, const Activations<T>& a, const 
   }
   if (!has_xsa_or_gates(plan)) return composed_heads(saved);
   if (gates_by_weights(plan)) {
-    ops::attention_gate_forward<T>(stream, saved.gate, {saved.norm.n.col_block(0, gate_columns), {}, 1},
+    ops::attention_gate_forward<T>(stream, saved.gate, {saved.norm.n.col_block(0, model_.gate_columns), {}, 1},
                                    parameters_.scalars(block_name(layer, "attention_gate")));
   }
   ops::attention_xsa_forward<T>(stream, a.heads_out, xsa_and_gates(a, layer));
@@ -70,8 +70,8 @@ void AttentionHeads<T>::backward_gate(Stream stream, const Activations<T>& a, in
   if (!gates_by_weights(a.plan[layer])) return;
   const AttentionActivations<T>& saved = a.block[layer].attention;
   const std::string w = block_name(layer, "attention_gate");
-  ops::attention_gate_backward<T>(stream, saved.d_norm.col_block(0, gate_columns), {}, parameters_.d_scalars(w),
-                                  a.d_head_gate, saved.gate, {saved.norm.n.col_block(0, gate_columns), {}, 1},
+  ops::attention_gate_backward<T>(stream, saved.d_norm.col_block(0, model_.gate_columns), {}, parameters_.d_scalars(w),
+                                  a.d_head_gate, saved.gate, {saved.norm.n.col_block(0, model_.gate_columns), {}, 1},
                                   parameters_.scalars(w));
 }
 

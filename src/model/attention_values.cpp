@@ -9,13 +9,6 @@ using kernels::acc_t;
 using kernels::Mat;
 using kernels::Stream;
 
-namespace {
-
-/// Columns of the norm, and as many of the embedding's row, that a gate reads.
-constexpr int half_gate = gate_columns / 2;
-
-}  // namespace
-
 template <class T>
 std::string AttentionValues<T>::table_name(const BlockPlan& plan) const {
   return fmt::format("value_embedding.{}", plan.value_table);
@@ -24,8 +17,9 @@ std::string AttentionValues<T>::table_name(const BlockPlan& plan) const {
 template <class T>
 ops::GateInputs<T> AttentionValues<T>::gate_inputs(const Activations<T>& a, int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
-  if (!a.plan[layer].gates_read_rows) return {saved.norm.n.col_block(0, gate_columns), {}, 2};
-  return {saved.norm.n.col_block(0, half_gate), saved.value_rows.col_block(0, half_gate), 2};
+  const int columns = model_.gate_columns, half = columns / 2;
+  if (!a.plan[layer].gates_read_rows) return {saved.norm.n.col_block(0, columns), {}, 2};
+  return {saved.norm.n.col_block(0, half), saved.value_rows.col_block(0, half), 2};
 }
 
 template <class T>
@@ -107,9 +101,8 @@ void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const 
   } else {
     ops::fill<acc_t<T>>(stream, elements(gate.gradient), 0);
   }
-  // Kept rows have got a gradient from the last mix.
   ops::attention_scale_backward<T>(stream, a.d_value_rows[plan.value_table], gate.gradient, d_v, rows, gate.value,
-                                   model_.heads, kernels::accumulate_if(plan.keeps_value_rows));
+                                   model_.heads, kernels::accumulate_if(plan.adds_row_gradient));
 }
 
 template <class T>

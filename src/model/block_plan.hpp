@@ -39,13 +39,13 @@ enum class SentGradient {
   output_of_skip_reader,  ///< in the output of the block that reads the input as its skip, which then no one reads
 };
 
-/// The layers [begin, end) whose injections send their gradients to x0 and to the bigram embeddings in one op. It
-/// follows the backward pass of layer `begin`; begin = -1 stands for the first mix, which the op then includes.
+/// The layers [begin, end) whose injections send their gradients to x0 and to the second stream in one op. It follows
+/// the backward pass of layer `begin`; begin = -1 stands for the first mix, which the op then includes.
 struct InjectionSum {
   int begin = 0;
   int end = 0;
-  bool adds_to_x0 = false;       ///< x0 has got a gradient before; else the op overwrites it
-  bool adds_to_bigrams = false;  ///< the bigram embeddings have got a gradient before
+  bool adds_to_x0 = false;      ///< x0 has got a gradient before; else the op overwrites it
+  bool adds_to_second = false;  ///< the second stream has got a gradient before
 
   bool empty() const { return begin == end; }
 };
@@ -59,6 +59,7 @@ struct BlockPlan {
   bool input_is_norm = false;    ///< its input is kept only as the norm that its attention reads
   bool input_is_tapped = false;  ///< layers above, or their mixes, read its input too and send gradients to it
   int skip_input = -1;           ///< BlockMix::before adds the input of this layer as a skip; -1: none
+  int skip = -1;                 ///< index of that skip among the model's, whose learned numbers it has
   int skip_reader = -1;          ///< U-net: the layer that adds this block's input as its skip; -1: none
 
   // Attention.
@@ -85,11 +86,12 @@ struct BlockPlan {
   bool gates_value_rows = false;       ///< the rows of the value embedding have gates
   bool gates_read_rows = false;        ///< these gates read the rows too, else only the norm that attention reads
   bool keeps_value_rows = false;       ///< these rows are kept for MUDD's last mix; elsewhere they are looked up anew
+  bool adds_row_gradient = false;      ///< a layer above, or the last mix, has sent these rows a gradient before
   bool completes_value_table = false;  ///< no layer below adds to the gradient of the table
 
   // What attention and the MLP add to the stream.
-  bool adds_injections = false;       ///< the mix behind attention adds x0
-  bool injects_bigrams = false;       ///< it adds the bigram embeddings too
+  bool adds_injections = false;       ///< a mix of the block adds x0
+  bool injects_second = false;        ///< it adds the second stream too
   bool attention_is_implied = false;  ///< attention's output is not kept: its mix recovers it from the norm of the sum
   bool mlp_is_implied = false;        ///< the MLP's output is not kept: its mix recovers it from the norm of the sum
 
@@ -106,7 +108,7 @@ struct BlockPlan {
   bool sends_skip_gradient = false;   ///< its skip's gradient is sent to skip_input; else it joins that of the stream
   bool starts_skip_gradient = false;  ///< it is the first that is sent there
   bool starts_x0_gradient = false;    ///< U-net: no layer above sends x0 a gradient
-  bool sends_to_bigrams = false;      ///< its MUDD mix sends the bigram embeddings a gradient
+  bool sends_to_second = false;       ///< its MUDD mix sends the second stream a gradient
   InjectionSum injections;            ///< those whose gradients are summed behind its backward pass
   // What is cleared before the backward pass. Elsewhere the first gradient that is sent overwrites the buffer.
   bool clears_input_gradient = false;  ///< what layers above send to the block's input

@@ -121,6 +121,9 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
       case Residual::scaled:
         scaled_block_forward(a, feed, plan);
         break;
+      case Residual::before:
+        before_block_forward(a, feed, plan);
+        break;
       case Residual::plain:
         plain_block_forward(a, feed, plan);
     }
@@ -141,6 +144,8 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
       unet_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else if (residual == Residual::plain) {
       plain_block_backward(a, feed, d_matrices, a.plan[layer]);
+    } else if (residual == Residual::before) {
+      before_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else {
       d_stream = scaled_block_backward(a, feed, d_matrices, d_stream, a.plan[layer]);
       injections_backward(a, a.plan[layer].injections);
@@ -150,7 +155,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
     if (hooks.leave) hooks.leave(layer);
   }
   if (residual == Residual::unet) ops::add<T>(stream_, a.d_x0, a.d_x);
-  if (residual == Residual::scaled) injections_backward(a, last_injections(a.plan));
+  if (residual == Residual::scaled || residual == Residual::before) injections_backward(a, last_injections(a.plan));
   if (config_.model.embedding_norm) gains_.backward(stream_, a.d_x0, a.input.x0, "embedding_gain");
   coefficients_.backward(stream_, a.coefficients, reads_x0, a.d_x0, a.input.x0);
   input_.backward(stream_, a, feed.sequence);
@@ -198,6 +203,41 @@ void Model<T>::unet_block_backward(Activations<T>& a, const Feed<T>& feed, Outpu
   }
   ops::MixBackward<T> d = d_before(a, plan);
   d.norm = d_norm;
+  ops::mix_backward<T>(stream_, d, mixes_.before(a, layer));
+}
+
+/// x = mix(x, skip, x0, second stream),  x = mix(x, attention(norm(x))),  x += mlp(norm(x)). The first x is kept as its
+/// norm; the second is a new buffer, which the MLP updates in place.
+template <class T>
+void Model<T>::before_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan) {
+  const int layer = plan.layer;
+  const BlockActivations<T>& block = a.block[layer];
+  if (plan.attends) {
+    mix_norm({}, block.attention.norm, mixes_.before(a, layer));
+    attention_.forward(stream_, a, feed, block.attention_out, Output::overwrite, layer);
+    mix_norm(block.x_out, block.mlp.norm, mixes_.after_attention(a, layer), mlp_.largest_n(a, layer));
+  } else {
+    mix_norm(block.x_out, block.mlp.norm, mixes_.before(a, layer), mlp_.largest_n(a, layer));
+  }
+  mlp_.forward(stream_, a, block.x_out, Output::accumulate, layer);
+}
+
+/// a.d_x: gradient of the block's output; then of its input. mlp.d_x: gradient of what the first mix makes.
+template <class T>
+void Model<T>::before_block_backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const BlockPlan& plan) {
+  const int layer = plan.layer;
+  const BlockActivations<T>& block = a.block[layer];
+  ops::NormGradient<T> d_norm = through(block.mlp.norm, a.d_mlp_norm);
+  mlp_.backward(stream_, a, {a.d_x}, d_matrices, layer);
+  if (plan.attends) {
+    if (block.recomputes_attention_out) attention_.recompute_output(stream_, a, block.attention_out, layer);
+    ops::mix_backward<T>(stream_, {.d_out = a.d_x, .norm = d_norm}, mixes_.after_attention(a, layer));
+    attention_.backward(stream_, a, feed, {a.d_x, a.d_branch_factor.data()}, d_matrices, layer);
+    d_norm = through(block.attention.norm, block.attention.d_norm);
+  }
+  ops::MixBackward<T> d = d_before(a, plan);
+  d.norm = d_norm;
+  d.g = block.mlp.d_x;
   ops::mix_backward<T>(stream_, d, mixes_.before(a, layer));
 }
 
@@ -284,7 +324,7 @@ void Model<T>::final_norm_forward(Activations<T>& a) {
   const int layers = config_.model.layers;
   coefficients_.forward(stream_, a.coefficients, layers, a.layer_input(layers));
   if (a.plan.back().enters_last_mix) {
-    mix_norm(a.x_last, a.final_norm, mixes_.last(a));
+    mix_norm({}, a.final_norm, mixes_.last(a));
   } else {
     norm(a.final_norm, a.layer_input(layers), nullptr, a.stream_bias);
   }
@@ -304,13 +344,13 @@ void Model<T>::final_norm_backward(Activations<T>& a) {
   }
 }
 
-/// Makes or adds to a.d_x0 and a.d_bigram what the mixes of a sum send them.
+/// Makes or adds to a.d_x0 and a.d_second what the mixes of a sum send them.
 template <class T>
 void Model<T>::injections_backward(Activations<T>& a, const InjectionSum& sum) {
   if (sum.empty()) return;
   const ops::SharedStream<T> x0{.x = a.input.x0, .d = a.d_x0, .accumulates = sum.adds_to_x0};
-  const ops::SharedStream<T> bigram{.x = a.input.bigram, .d = a.d_bigram, .accumulates = sum.adds_to_bigrams};
-  ops::shared_streams_backward<T>(stream_, {x0, bigram}, mixes_.injections(a, sum));
+  const ops::SharedStream<T> second{.x = a.input.second, .d = a.d_second, .accumulates = sum.adds_to_second};
+  ops::shared_streams_backward<T>(stream_, {x0, second}, mixes_.injections(a, sum));
 }
 
 /// Clears the gradients that nothing overwrites. In the other gradients, the first one that is sent replaces what is

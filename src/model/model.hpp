@@ -97,6 +97,8 @@ class Model {
   void backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const LayerHooks& hooks);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
+  void before_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
+  void before_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
   void plain_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   void plain_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);
   void scaled_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);

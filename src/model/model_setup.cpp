@@ -76,7 +76,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
              "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute = \"mlp\""),
       gains_(config.model, parameters_),
       biases_(config.model, parameters_),
-      zero_branches_(parameters_, weights),
+      zero_branches_(parameters_, weights, mixes_),
       coefficients_(config.model, bind_gradients(table, gradients)),
       mixes_(config.model, parameters_, coefficients_),
       values_(config.model, parameters_, coefficients_, mixes_),

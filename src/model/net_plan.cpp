@@ -11,7 +11,7 @@ namespace nanorun {
 
 namespace {
 
-constexpr double x0_start = 0, bigram_start = 0.05;
+constexpr double x0_start = 0, bigram_start = 0.05, embedding2_start = 0;
 
 /// The columns of a gate net that serves layers [begin, end).
 std::vector<NetColumns> gate_columns_of(const ModelConfig& config, int begin, int end) {
@@ -28,7 +28,9 @@ std::vector<NetColumns> gate_columns_of(const ModelConfig& config, int begin, in
     columns.push_back({fmt::format("injection.{}.x0", i), 1, x0_start});
     if (config.bigram_rows > 0) columns.push_back({fmt::format("injection.{}.bigram", i), 1, bigram_start});
   }
-  if (config.skip_to >= begin && config.skip_to < end) columns.push_back({"skip", 1, 0.5});
+  for (const int layer : config.skip_to) {
+    if (layer >= begin && layer < end) columns.push_back({"skip", 1, 0.5});
+  }
   for (int i = begin; i < end; ++i) {
     if (!names(config.composed_layers, i)) continue;
     columns.push_back({fmt::format("composition.{}.w1", i), heads, 1});
@@ -77,6 +79,7 @@ std::vector<double> NetPlan::starts() const {
 }
 
 std::vector<double> injection_starts(const ModelConfig& config) {
+  if (config.second_embedding) return {x0_start, embedding2_start};
   return config.bigram_rows > 0 ? std::vector<double>{x0_start, bigram_start} : std::vector<double>{x0_start};
 }
 

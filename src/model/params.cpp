@@ -69,6 +69,7 @@ ParameterTable::ParameterTable(const ModelConfig& config, int nodes, std::functi
   fixed_size_ = size_ - trained;
   if (config.residual == Residual::unet) add_unet_scalars(config);
   if (config.residual == Residual::scaled) add_scaled_scalars(config);
+  if (config.residual == Residual::before) add_before_scalars(config);
   if (config.residual == Residual::plain) add_plain_scalars(config);
   add_gate_scalars(config);
   add_net_scalars(config);
@@ -80,11 +81,11 @@ ParameterTable::ParameterTable(const ModelConfig& config, int nodes, std::functi
 /// large transfers. The backward pass hides all transfers except the one of the first layers, which it completes last.
 void ParameterTable::add_matrices(const ModelConfig& config) {
   const int width = config.width, hidden = config.mlp_ratio * config.width;
-  const auto start = [&](int fan_in, double std) -> Start {
+  const auto start = [&](int fan_in, double std, double scale = 0) -> Start {
     if (config.init_std > 0) return {Init::normal, std > 0 ? std : config.init_std};
-    return {Init::uniform, config.init_scale / std::sqrt(fan_in)};
+    return {Init::uniform, (scale > 0 ? scale : config.init_scale) / std::sqrt(fan_in)};
   };
-  const Start in = start(width, 0), zero{Init::zero, 0};
+  const Start in = start(width, 0), mlp_in = start(width, 0, config.init_scale_mlp), zero{Init::zero, 0};
   const bool zero_attention = config.zero_outputs && config.zero_attention_outputs;
   const Start attention_out = zero_attention ? zero : start(width, config.init_std_outputs);
   const Start mlp_out = config.zero_outputs ? zero : start(hidden, config.init_std_outputs);
@@ -98,7 +99,7 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
     }
     close_bucket(static_cast<std::size_t>(width) * width, first);
     for (int i = first; i < last; ++i) {
-      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, in.init, in.bound);
+      add(block_name(i, "mlp_in"), 1, hidden, width, Group::matrix, mlp_in.init, mlp_in.bound);
     }
     close_bucket(static_cast<std::size_t>(hidden) * width, first);
     for (int i = first; i < last; ++i) {
@@ -123,9 +124,11 @@ void ParameterTable::add_lm_head(const ModelConfig& config) {
 void ParameterTable::add_value_embeddings(const ModelConfig& config) {
   const bool gated = config.value_path == ValuePath::gated_embeddings;
   for (int j = value_tables(config) - 1; j >= 0; --j) {
+    int first = gated ? config.value_layers[0] : j;
+    while (value_table_of(config, first) != j) ++first;
     add(fmt::format("value_embedding.{}", j), 1, config.vocabulary, config.width, Group::embedding, Init::normal,
         config.init_value_embedding);
-    close_bucket(static_cast<std::size_t>(config.width), gated ? config.value_layers[j] : j, Lookup::token);
+    close_bucket(static_cast<std::size_t>(config.width), first, Lookup::token);
   }
 }
 
@@ -136,6 +139,10 @@ void ParameterTable::add_embeddings(const ModelConfig& config) {
   add("embedding", 1, rows, config.width, Group::embedding, Init::normal, config.init_embedding);
   if (config.tied_head) parameters_.back().like = "head";
   close_bucket(width, -1, Lookup::token);
+  if (config.second_embedding) {
+    add("embedding2", 1, config.vocabulary, config.width, Group::embedding, Init::normal, config.init_embedding2);
+    close_bucket(width, -1, Lookup::token);
+  }
   if (config.bigram_rows > 0) {
     add("bigram", 1, config.bigram_rows, bigram_columns(config), Group::embedding, Init::zero);
     close_bucket(bigram_columns(config), -1, Lookup::bigram);
@@ -172,7 +179,7 @@ void ParameterTable::add_unet_scalars(const ModelConfig& config) {
   close_bucket(1, -1);
 }
 
-/// Factors of the streams and branches of a block, attention's first; and of its projections, of values and of outputs.
+/// Factors of the streams and branches of a block, attention's first.
 void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
   const auto add_halves = [&](const char* of_attention, const char* of_mlp, double start) {
     for (int i = 0; i < config.layers; ++i) {
@@ -183,14 +190,27 @@ void ParameterTable::add_scaled_scalars(const ModelConfig& config) {
   };
   add_halves("attention_residual", "mlp_residual", std::sqrt(1.1));
   add_halves("attention_post", "mlp_post", 1);
+  add_mixing_scalars(config);
+}
+
+/// r of the mix before each block, and beta of the last mix.
+void ParameterTable::add_before_scalars(const ModelConfig& config) {
+  for (int i = 0; i < config.layers; ++i) add_scalar(block_name(i, "residual_mix"), 1, 1, {config.init_residual});
+  if (config.backout_from >= 0) add_scalar("backout", 1, 1, {0.5});
+  add_mixing_scalars(config);
+}
+
+/// Factors of attention's projections, of values and of outputs; what skips and smear have.
+void ParameterTable::add_mixing_scalars(const ModelConfig& config) {
   for (int i = 0; i < config.layers; ++i) {
     if (has_attention(config, i)) add_scalar(block_name(i, "attention_factors"), 2, 1, {0.5, 1});
   }
-  if (config.skip_to >= 0) add_scalar("skip_factor", 1, 1, {-1.5});
-  if (config.skip_gate) add_scalar("skip_gate", 1, gate_columns, {});
+  const auto skips = static_cast<int>(config.skip_to.size());
+  if (skips > 0) add_scalar("skip_factor", skips, 1, std::vector<double>(skips, -1.5));
+  if (config.skip_gate) add_scalar("skip_gate", skips, config.gate_columns, {});
   if (config.smear) {
     add_scalar("smear_factor", 1, 1, {0});
-    add_scalar("smear_gate", 1, gate_columns, {});
+    add_scalar("smear_gate", 1, config.gate_columns, {});
   }
   close_bucket(1, -1);
 }
@@ -222,14 +242,13 @@ void ParameterTable::add_plain_scalars(const ModelConfig& config) {
 
 /// Gates of attention's values and outputs, and the coefficients that no net gives.
 void ParameterTable::add_gate_scalars(const ModelConfig& config) {
-  const int heads = config.heads;
+  const int heads = config.heads, columns = config.gate_columns;
   for (const int layer : config.value_path == ValuePath::gated_embeddings ? config.value_layers : std::vector<int>()) {
-    if (!config.mudd || layer + 1 < config.layers) add_scalar(block_name(layer, "value_gate"), heads, gate_columns, {});
+    if (!config.mudd || layer + 1 < config.layers) add_scalar(block_name(layer, "value_gate"), heads, columns, {});
   }
   if (!config.gate_nets) {
     for (const int layer : config.xsa_layers) add_scalar(block_name(layer, "xsa"), 1, heads, {});
-    for (const int layer : config.gated_layers)
-      add_scalar(block_name(layer, "attention_gate"), heads, gate_columns, {});
+    for (const int layer : config.gated_layers) add_scalar(block_name(layer, "attention_gate"), heads, columns, {});
     for (int i = 0; i < config.layers; ++i) {
       const std::vector<double> starts = injection_starts(config);
       if (has_injections(config, i)) add_scalar(block_name(i, "injection"), static_cast<int>(starts.size()), 1, starts);
@@ -388,8 +407,8 @@ ops::LearnedScalar<T> Parameters<T>::factor(const std::string& name, int i) cons
 }
 
 template <class T>
-ops::LearnedScalar<T> Parameters<T>::sigmoid_factor(const std::string& name) const {
-  ops::LearnedScalar<T> factor = this->factor(name);
+ops::LearnedScalar<T> Parameters<T>::sigmoid_factor(const std::string& name, int i) const {
+  ops::LearnedScalar<T> factor = this->factor(name, i);
   factor.sigmoid = true;
   return factor;
 }

@@ -148,6 +148,8 @@ class ParameterTable {
   void add_fixed(const ModelConfig& config);
   void add_unet_scalars(const ModelConfig& config);
   void add_scaled_scalars(const ModelConfig& config);
+  void add_before_scalars(const ModelConfig& config);
+  void add_mixing_scalars(const ModelConfig& config);
   void add_plain_scalars(const ModelConfig& config);
   void add_gate_scalars(const ModelConfig& config);
   void add_net_scalars(const ModelConfig& config);
@@ -235,7 +237,7 @@ struct Parameters {
   /// Element i of a tensor of learned scalars as a factor in a mix.
   ops::LearnedScalar<T> factor(const std::string& name, int i = 0) const;
   /// The sigmoid of element i of a tensor of learned scalars as a factor in a mix.
-  ops::LearnedScalar<T> sigmoid_factor(const std::string& name) const;
+  ops::LearnedScalar<T> sigmoid_factor(const std::string& name, int i = 0) const;
 };
 
 }  // namespace nanorun

@@ -6,6 +6,7 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 
 template <class T>
@@ -13,21 +14,31 @@ MixTerms<T> StreamMixes<T>::first(const Activations<T>& a) const {
   MixTerms<T> terms;
   if (!a.input.first) return terms;
   terms.add(a.input.x0, {});
-  if (!a.input.bigram) return terms;
-  add_injection(terms, a, 0, Injected::bigram);
+  if (!a.input.second) return terms;
+  add_injection(terms, a, 0, Injected::second);
   return terms;
 }
 
 template <class T>
 MixTerms<T> StreamMixes<T>::before(const Activations<T>& a, int layer) const {
   if (model_.residual == Residual::unet) return unet_before(a, layer);
+  if (mixes_before()) return injected_before(a, layer);
   if (a.plan[layer].mudd) return mudd_before(a, layer);
   MixTerms<T> terms;
   terms.add(a.layer_input(layer), a.d_x);
-  ops::MixTerm<T>& skip = add_skip(terms, a, a.plan[layer]);
-  skip.scalars[0] = parameters_.sigmoid_factor("skip_factor");
-  if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip");
-  if (a.input.skip_gate) skip.per_token = {a.input.skip_gate.data, a.d_skip_gate.data};
+  add_gated_skip(terms, a, a.plan[layer]);
+  return terms;
+}
+
+template <class T>
+MixTerms<T> StreamMixes<T>::injected_before(const Activations<T>& a, int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  const ops::LearnedScalar<T> r = parameters_.factor(block_name(layer, "residual_mix"));
+  MixTerms<T> terms;
+  terms.add(a.layer_input(layer), a.d_x).scalars[0] = r;
+  if (plan.skip_input >= 0) add_gated_skip(terms, a, plan).scalars[1] = r;
+  add_injection(terms, a, layer, Injected::x0);
+  if (plan.injects_second) add_injection(terms, a, layer, Injected::second);
   return terms;
 }
 
@@ -38,9 +49,8 @@ MixTerms<T> StreamMixes<T>::unet_before(const Activations<T>& a, int layer) cons
   MixTerms<T> terms;
   terms.add(a.layer_input(layer), a.d_x).scalars[0] = parameters_.factor(name, 0);
   if (plan.skip_input >= 0) {
-    const int decoder_layer = layer - model_.layers / 2;
     ops::MixTerm<T>& skip = add_skip(terms, a, plan);
-    skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", decoder_layer))};
+    skip.scalars = {parameters_.factor(name, 0), parameters_.factor(fmt::format("skip.{}", plan.skip))};
   }
   ops::MixTerm<T>& x0 = terms.add(a.input.x0, a.d_x0);
   x0.scalars[0] = parameters_.factor(name, 1);
@@ -64,15 +74,20 @@ MixTerms<T> StreamMixes<T>::after_attention(const Activations<T>& a, int layer) 
   const BlockActivations<T>& block = a.block[layer];
   if (plan.mudd) return mudd_after_attention(a, layer);
   MixTerms<T> terms;
-  ops::MixTerm<T>& stream = add_stream(terms, a, layer);
-  stream.scalars[0] = attention_residual(layer);
-  if (plan.hands_on_factor) stream.d_source = {};
+  if (mixes_before()) {
+    add_norm(terms, block.attention.norm, a.d_x);
+  } else {
+    ops::MixTerm<T>& stream = add_stream(terms, a, layer);
+    stream.scalars[0] = attention_residual(layer);
+    if (plan.hands_on_factor) stream.d_source = {};
+  }
   ops::MixTerm<T>& attention = terms.add(block.attention_out, {});
   attention.implied = plan.attention_is_implied && !block.recomputes_attention_out;
   attention.scalars = attention_factors(layer);
   leave_factor(attention, a);
+  if (mixes_before()) return terms;
   add_injection(terms, a, layer, Injected::x0);
-  if (plan.injects_bigrams) add_injection(terms, a, layer, Injected::bigram);
+  if (plan.injects_second) add_injection(terms, a, layer, Injected::second);
   return terms;
 }
 
@@ -85,10 +100,10 @@ MixTerms<T> StreamMixes<T>::mudd_after_attention(const Activations<T>& a, int la
   attention.per_token = column(a, "mudd.after_attention.attention");
   attention.overwrites = true;
   add_layer_input(terms, a, 0, "mudd.after_attention.first");
-  if (a.plan[layer].sends_to_bigrams) {
-    ops::MixTerm<T>& bigram = terms.add(a.input.bigram, a.d_bigram);
-    bigram.per_token = column(a, "mudd.after_attention.bigram");
-    bigram.overwrites = true;
+  if (a.plan[layer].sends_to_second) {
+    ops::MixTerm<T>& second = terms.add(a.input.second, a.d_second);
+    second.per_token = column(a, "mudd.after_attention.bigram");
+    second.overwrites = true;
   }
   return terms;
 }
@@ -136,6 +151,20 @@ template <class T>
 MixTerms<T> StreamMixes<T>::last(const Activations<T>& a) const {
   MixTerms<T> terms;
   if (!a.plan.back().enters_last_mix) return terms;
+  if (a.plan.back().mudd) return mudd_last(a);
+  terms.add(a.layer_input(model_.layers), a.d_x);
+  const int backed_out = model_.backout_from + 1;
+  const Mat<T> d_source = a.training() ? a.d_layer_input[backed_out] : Mat<T>();
+  ops::MixTerm<T>& backout = terms.add(a.layer_input(backed_out), d_source);
+  backout.constant = -1;
+  backout.scalars[0] = parameters_.factor("backout");
+  backout.overwrites = true;
+  return terms;
+}
+
+template <class T>
+MixTerms<T> StreamMixes<T>::mudd_last(const Activations<T>& a) const {
+  MixTerms<T> terms;
   terms.add(a.layer_input(model_.layers), a.d_x);
   add_layer_input(terms, a, 0, "mudd.last.first").overwrites = true;
   add_layer_input(terms, a, late_input(), "mudd.last.late").overwrites = true;
@@ -144,7 +173,7 @@ MixTerms<T> StreamMixes<T>::last(const Activations<T>& a) const {
   ops::MixTerm<T>& rows = terms.add(a.block[model_.value_layers[0]].attention.value_rows, d_rows);
   rows.per_token = column(a, "mudd.last.value_rows");
   rows.overwrites = true;
-  add_layer_input(terms, a, model_.skip_from + 1, "mudd.last.skip").overwrites = true;
+  add_layer_input(terms, a, model_.skip_from[0] + 1, "mudd.last.skip").overwrites = true;
   return terms;
 }
 
@@ -155,7 +184,7 @@ std::vector<ops::SharingMix<T>> StreamMixes<T>::injections(const Activations<T>&
     ops::SharingMix<T>& first = mixes.emplace_back();
     first.g = a.d_x;
     first.coefficient[0].present = true;
-    if (a.input.bigram) first.coefficient[1] = injection(a, 0, Injected::bigram);
+    if (a.input.first && a.input.second) first.coefficient[1] = injection(a, 0, Injected::second);
   }
   for (int layer = std::max(sum.begin, 0); layer < sum.end; ++layer) {
     const BlockPlan& plan = a.plan[layer];
@@ -163,9 +192,9 @@ std::vector<ops::SharingMix<T>> StreamMixes<T>::injections(const Activations<T>&
     ops::SharingMix<T>& mix = mixes.emplace_back();
     mix.g = a.block[layer].mlp.d_x;
     mix.coefficient[0] = injection(a, layer, Injected::x0);
-    if (plan.injects_bigrams) mix.coefficient[1] = injection(a, layer, Injected::bigram);
+    if (plan.injects_second) mix.coefficient[1] = injection(a, layer, Injected::second);
     const bool implied = plan.attention_is_implied && !a.block[layer].recomputes_attention_out;
-    if (implied) mix.implied.scalars = attention_factors(layer);
+    if (implied && !mixes_before()) mix.implied.scalars = attention_factors(layer);
   }
   return mixes;
 }
@@ -209,9 +238,20 @@ ops::MixTerm<T>& StreamMixes<T>::add_skip(MixTerms<T>& terms, const Activations<
 }
 
 template <class T>
+ops::MixTerm<T>& StreamMixes<T>::add_gated_skip(MixTerms<T>& terms, const Activations<T>& a,
+                                                const BlockPlan& plan) const {
+  ops::MixTerm<T>& skip = add_skip(terms, a, plan);
+  skip.scalars[0] = parameters_.sigmoid_factor("skip_factor", plan.skip);
+  if (coefficients_.has("skip")) skip.per_token = coefficients_.factor(a.coefficients, "skip");
+  const Mat<acc_t<T>>&gate = a.input.skip_gate, &d_gate = a.d_skip_gate;
+  if (gate) skip.per_token = {gate.data + plan.skip, d_gate ? d_gate.data + plan.skip : nullptr, gate.ld};
+  return skip;
+}
+
+template <class T>
 void StreamMixes<T>::add_injection(MixTerms<T>& terms, const Activations<T>& a, int layer, Injected injected) const {
   const ops::MixCoefficient<T> coefficient = injection(a, layer, injected);
-  ops::MixTerm<T>& term = terms.add(injected == Injected::x0 ? a.input.x0 : a.input.bigram, {});
+  ops::MixTerm<T>& term = terms.add(injected == Injected::x0 ? a.input.x0 : a.input.second, {});
   term.scalars[0] = coefficient.scalar;
   term.per_token = coefficient.per_token;
   term.shared = true;
@@ -241,6 +281,7 @@ ops::LearnedScalar<T> StreamMixes<T>::projection_factor(int layer) const {
 
 template <class T>
 std::array<ops::LearnedScalar<T>, 2> StreamMixes<T>::attention_factors(int layer) const {
+  if (mixes_before()) return {projection_factor(layer)};
   return {parameters_.factor(block_name(layer, "attention_post")), projection_factor(layer)};
 }
 

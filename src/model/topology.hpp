@@ -9,8 +9,12 @@ namespace nanorun {
 bool has_attention(const ModelConfig& config, int layer);
 /// Whether the layer is the last one of a model with model.mudd: it mixes streams by columns of a coefficient net.
 bool is_mudd_layer(const ModelConfig& config, int layer);
-/// Whether the mix behind the layer's attention also adds x0 and the bigram embeddings, each times a factor of its own.
+/// Whether a mix of the layer also adds x0 and the second stream, each times a factor of its own.
 bool has_injections(const ModelConfig& config, int layer);
+/// Whether layers add a second stream beside x0: the rows of the bigram table, or the norm of the second embedding.
+bool has_second_stream(const ModelConfig& config);
+/// Index in model.skip_to of the skip that enters before a layer; -1: none.
+int skip_into(const ModelConfig& config, int layer);
 
 /// Number of tables of value embeddings.
 int value_tables(const ModelConfig& config);

@@ -30,12 +30,12 @@ void ZeroBranches<T>::look(Stream stream, const std::vector<BlockPlan>& plans) {
     const int i = plan.layer;
     Zeros& zeros = zeros_[i];
     if (plan.attention_is_implied) {
-      const auto projection = parameters_.factor(block_name(i, "attention_factors"), 1);
-      zeros.attention = is_zero_branch(stream, i, "qkv", "attention_out",
-                                       {parameters_.factor(block_name(i, "attention_post")), projection});
+      const std::array factors = mixes_.attention_factors(i);
+      zeros.attention = is_zero_branch(stream, i, "qkv", "attention_out", factors);
     }
     if (plan.mlp_is_implied) {
-      zeros.mlp = is_zero_branch(stream, i, "mlp_in", "mlp_out", {parameters_.factor(block_name(i, "mlp_post"))});
+      zeros.mlp =
+          is_zero_branch(stream, i, "mlp_in", "mlp_out", std::array{parameters_.factor(block_name(i, "mlp_post"))});
     }
     any_ = any_ || zeros.attention || zeros.mlp;
   }
@@ -43,8 +43,9 @@ void ZeroBranches<T>::look(Stream stream, const std::vector<BlockPlan>& plans) {
 
 template <class T>
 bool ZeroBranches<T>::is_zero_branch(Stream stream, int layer, const char* in, const char* out,
-                                     std::initializer_list<ops::LearnedScalar<T>> factors) const {
+                                     std::span<const ops::LearnedScalar<T>> factors) const {
   const auto is_zero_factor = [&](const ops::LearnedScalar<T>& factor) {
+    if (!factor.value) return false;
     acc_t<T> value = 0;
     ops::copy_to_host(stream, &value, factor.value, sizeof(value));
     ops::synchronize(stream);

@@ -7,17 +7,20 @@
 // In both cases the backward pass computes the branch anew for its mix to read, until an update has made branch and
 // factor nonzero.
 
+#include <span>
+
 #include "kernels/ops.hpp"
 #include "src/model/activations.hpp"
 #include "src/model/params.hpp"
+#include "src/model/stream_mixes.hpp"
 
 namespace nanorun {
 
 template <class T>
 class ZeroBranches {
  public:
-  ZeroBranches(const Parameters<T>& parameters, const Weights<T>& weights)
-      : parameters_(parameters), weights_(weights) {}
+  ZeroBranches(const Parameters<T>& parameters, const Weights<T>& weights, const StreamMixes<T>& mixes)
+      : parameters_(parameters), weights_(weights), mixes_(mixes) {}
 
   /// Sets recomputes_attention_out and recomputes_mlp_out in the blocks of a training sequence, whose forward pass has
   /// been enqueued. Waits for the device where the weights have been replaced, or a branch was zero before.
@@ -25,7 +28,7 @@ class ZeroBranches {
 
  private:
   bool is_zero_branch(kernels::Stream stream, int layer, const char* in, const char* out,
-                      std::initializer_list<ops::LearnedScalar<T>> factors) const;
+                      std::span<const ops::LearnedScalar<T>> factors) const;
   bool is_zero(kernels::Stream stream, const std::string& matrices) const;
   void look(kernels::Stream stream, const std::vector<BlockPlan>& plans);
 
@@ -34,6 +37,7 @@ class ZeroBranches {
   };
   const Parameters<T>& parameters_;
   const Weights<T>& weights_;
+  const StreamMixes<T>& mixes_;
   std::vector<Zeros> zeros_;  ///< by layer
   bool any_ = false;
   long seen_ = -1;  ///< Weights::replaced() at the last look

@@ -118,6 +118,9 @@ class ExportedDecks(FaultTest):
     def test_scaled(self):
         self.check_all("scaled")
 
+    def test_before(self):
+        self.check_all("before")
+
     def test_models_that_no_deck_has(self):
         with self.subTest("narrow embeddings of bigrams"):
             self.check("record81", bigram_columns=20, bigram_sign_rows=16, mudd=False, xsa_layers=[1, 4, 7])

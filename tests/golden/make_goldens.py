@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes the golden files: tokens and questions from seeded generators, then one .json for each record*.toml and
-plain*.toml beside this file, for each of RECORD89, which are configs of record89/config.py, and hellaswag_*.json for the
-decks of ANSWERING."""
+"""Makes the golden files: tokens and questions from seeded generators, then one .json for each record*.toml,
+plain*.toml and medium*.toml beside this file, for each of RECORD89, which are configs of record89/config.py, and
+hellaswag_*.json for the decks of ANSWERING."""
 
 import argparse
 import random
@@ -82,7 +82,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="golden files to make, for example record13 (default: all)")
     decks = [deck.stem for deck in sorted(HERE.glob("record*.toml")) if not deck.stem.startswith("record89")]
-    decks += [deck.stem for deck in sorted(HERE.glob("plain*.toml"))]
+    decks += [deck.stem for kind in ("plain", "medium") for deck in sorted(HERE.glob(f"{kind}*.toml"))]
     configs = {f"record89_{config}": config for config in RECORD89}
     answers = {f"hellaswag_{name}": name for name in ANSWERING}
     names = parser.parse_args().names or [*decks, *configs, *answers, "record89_switches"]
@@ -103,6 +103,8 @@ def main():
             make("hellaswag.py", ANSWERING89[0], questions, out, *ANSWERING89[1:])
         elif name in answers:
             make("hellaswag.py", HERE / f"{answers[name]}.toml", questions, out)
+        elif name.startswith("medium"):
+            make("reference_medium.py", HERE / f"{name}.toml", "--bin", shard, "--out", out, "--alive")
         else:
             program = "reference_plain.py" if name.startswith("plain") else "reference.py"
             make(program, HERE / f"{name}.toml", "--bin", shard, "--out", out)

@@ -1,14 +1,16 @@
-// The whole model and optimizer against reference.py and reference_plain.py: same initial values, same tokens, 20
-// steps.
+// The whole model and optimizer against reference.py, reference_plain.py and reference_medium.py: same initial values,
+// same tokens, 20 steps.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "kernels/device/cuda_limits.hpp"
 #include "src/commands/evaluate_hellaswag.hpp"
+#include "tests/support/alive_weights.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/tiny_training.hpp"
 
@@ -70,6 +72,10 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
     tolerance = bf16_tolerance;
   }
   TinyTraining training(config, read_bin_tokens(folder + "tokens.bin"), golden.at("end_of_text"), test_comm());
+  if (golden.contains("alive")) {
+    const std::map<std::string, double> bounds = golden.at("alive");
+    make_alive(training, {bounds.begin(), bounds.end()});
+  }
   const ParameterTable& table = training.table;
 
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
@@ -147,6 +153,9 @@ TEST(Golden, PlainGptWithAdamWAndHeadsOf64) { compare("plain_wide"); }
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
 TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }
+TEST(Golden, Medium) { compare("medium"); }
+TEST(Golden, MediumWithHeadsOf128) { compare("medium_wide"); }
+TEST(Golden, MixesBeforeAttentionWithLittleElse) { compare("medium_switches"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 

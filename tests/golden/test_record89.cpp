@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/commands/evaluate_hellaswag.hpp"
+#include "tests/support/alive_weights.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/record89_mechanisms.hpp"
 #include "tests/support/tiny_training.hpp"
@@ -150,36 +151,19 @@ std::vector<kernels::Token> flat(const nlohmann::json& steps) {
   return tokens;
 }
 
-/// Uniform values of the parameter's sequence for a slab of its weights.
-std::vector<float> uniform_values(const Learner<Real>& learner, const Slab<float>& slab, double bound) {
-  Parameter uniform = learner.table.find(slab.dataset.substr(std::string("/weights/").size()));
-  uniform.init = Init::uniform;
-  uniform.bound = bound;
-  const kernels::Stream stream = test_streams().compute;
-  const TensorArena<float> values(slab.data.size(), "uniform values");
-  initialise<float>(stream, values.span(), {&uniform, slab.total_rows, slab.cols, slab.first_row, slab.row_count, 0},
-                    learner.config.run.seed);
-  HostView<float> host(values.span());
-  host.download(stream);
-  ops::synchronize(stream);
-  return {host.span().begin(), host.span().end()};
-}
-
-/// Adds to the weights that start at zero what zero_starts = False adds in the reference: uniform values of the
-/// parameter's sequence.
+/// Adds to the weights that start at zero what zero_starts = False adds in the reference.
 void make_alive(Learner<Real>& learner) {
-  const std::pair<const char*, double> bounds[] = {
-      {"*.mlp_out", 0.03},   {"bigram", 0.5},      {"smear_gate", 0.5},      {"smear_factor", 0.5},
-      {"*.value_gate", 0.5}, {"*_net.*.out", 0.1}, {"*_net.*.bias", 1},      {"*.xsa", 0.5},
-      {"skip_gate", 0.5},    {"*.injection", 0.1}, {"*.attention_gate", 0.5}};
-  for (const Slab<float>& slab : learner.optimizer.slabs()) {
-    for (const auto& [pattern, bound] : bounds) {
-      if (!matches("/weights/" + std::string(pattern), slab.dataset)) continue;
-      const std::vector<float> more = uniform_values(learner, slab, bound);
-      for (std::size_t i = 0; i < more.size(); ++i) slab.data[i] += more[i];
-    }
-  }
-  learner.optimizer.restore();
+  nanorun::make_alive(learner, {{"*.mlp_out", 0.03},
+                                {"bigram", 0.5},
+                                {"smear_gate", 0.5},
+                                {"smear_factor", 0.5},
+                                {"*.value_gate", 0.5},
+                                {"*_net.*.out", 0.1},
+                                {"*_net.*.bias", 1},
+                                {"*.xsa", 0.5},
+                                {"skip_gate", 0.5},
+                                {"*.injection", 0.1},
+                                {"*.attention_gate", 0.5}});
 }
 
 /// Relative agreement of losses, of norms of gradients before the first update and later, and of final norms. After 14
@@ -331,7 +315,7 @@ const Switch switches[] = {
     {"no_skip",
      [](Config& c) {
        without_mudd(c);
-       c.model.skip_from = c.model.skip_to = -1;
+       c.model.skip_from = c.model.skip_to = {};
      }},
     {"no_late_source",
      [](Config& c) {

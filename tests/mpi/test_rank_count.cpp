@@ -102,8 +102,8 @@ TEST(RankCount, LossesOfBranchesThatStartAtZeroAgreeOnAnyNumberOfRanks) {
   model.smear = true;
   model.bigram_rows = 101;
   model.bigram_sign_rows = 16;
-  model.skip_from = 1;
-  model.skip_to = 3;
+  model.skip_from = {1};
+  model.skip_to = {3};
   config.optimizer.adam_period = 1;
   expect_same_training(config, ops::on_host ? 1e-7 : tolerance, ", zero branches");
 }

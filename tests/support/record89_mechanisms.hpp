@@ -19,8 +19,8 @@ inline void add_record89_mechanisms(Config& config) {
   model.value_path = ValuePath::gated_embeddings;
   model.value_layers = {1, 2, 8, 9, 10};
   model.smear = true;
-  model.skip_from = 3;
-  model.skip_to = 6;
+  model.skip_from = {3};
+  model.skip_to = {6};
   model.attention_source = 7;
   model.paired_layers = {0, 2, 5, 9};
   model.xsa_layers = {1, 3, 4, 7};

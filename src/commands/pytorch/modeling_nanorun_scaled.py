@@ -18,8 +18,6 @@ else:  # as in modeling_nanorun.py
         common.NanorunModel, common.Rotation, common.attention_scale, common.letters_of, common.normalised,
         common.parameter, common.visible, common.windows_of)
 
-GATE_COLUMNS = 12  # columns that the gates of smear, skip, values and heads read
-
 
 def mudd_layer(settings, layer):
     """Whether the layer mixes streams with the coefficients of a MUDD net: the last one does."""
@@ -32,8 +30,8 @@ def injects(settings, layer):
 
 
 def injections(settings):
-    """Coefficients of an injection: of x0, and of bigrams where there are any."""
-    return 2 if settings["bigram_rows"] else 1
+    """Coefficients of an injection: of x0, and of the second stream where there is one."""
+    return 2 if settings["bigram_rows"] or settings["second_embedding"] else 1
 
 
 def bigram_columns(settings):
@@ -41,13 +39,18 @@ def bigram_columns(settings):
     return settings["bigram_columns"] or settings["width"]
 
 
-def gate_columns(settings, layers):
+def value_tables(settings):
+    """The table that each of value_layers reads."""
+    return settings["value_tables"] or range(len(settings["value_layers"]))
+
+
+def columns_of_gate_net(settings, layers):
     """Columns of the gate net of some layers, by name, in their order."""
     heads = settings["heads"]
     columns = {f"xsa.{i}": heads for i in layers if i in settings["xsa_layers"]}
     columns |= {f"attention_gate.{i}": heads for i in layers if i in settings["gated_layers"]}
     columns |= {f"injection.{i}": injections(settings) for i in layers if injects(settings, i)}
-    if settings["skip_to"] in layers:
+    if any(layer in layers for layer in settings["skip_to"]):
         columns["skip"] = 1
     for i in layers:
         if i in settings["composed_layers"]:
@@ -107,7 +110,7 @@ class GateNets(nn.Module):
         split, layers = settings["gate_net_layer"], settings["layers"]
         self.scale = parameter(1)
         for name, served in (("0", range(split)), ("1", range(split, layers))):
-            columns = gate_columns(settings, served)
+            columns = columns_of_gate_net(settings, served)
             if columns:
                 self.add_module(name, CoefficientNet(settings, columns))
 
@@ -144,7 +147,7 @@ class ScaledBlock(nn.Module):
         self.settings, self.layer = settings, layer
         self.attends = layer not in settings["layers_without_attention"]
         self.paired = layer in settings["paired_layers"]
-        self.table = settings["value_layers"].index(layer) if layer in settings["value_layers"] else None
+        self.table = dict(zip(settings["value_layers"], value_tables(settings))).get(layer)
         if self.attends:
             self.qkv = parameter(3 * width, width)
             self.attention_out = parameter(width, width)
@@ -152,12 +155,14 @@ class ScaledBlock(nn.Module):
         self.mlp_in = parameter(hidden, width)
         self.mlp_out = parameter(width, hidden)
         self.add_factors(settings, layer)
+        if self.table is not None and not mudd_layer(settings, layer):
+            self.value_gate = parameter(heads, settings["gate_columns"])
         if settings["gate_nets"]:
             return
         if layer in settings["xsa_layers"]:
             self.xsa = parameter(heads)
         if layer in settings["gated_layers"]:
-            self.attention_gate = parameter(heads, GATE_COLUMNS)
+            self.attention_gate = parameter(heads, settings["gate_columns"])
         if injects(settings, layer):
             self.injection = parameter(injections(settings))
 
@@ -166,8 +171,6 @@ class ScaledBlock(nn.Module):
         if self.attends:
             self.attention_residual, self.attention_post = parameter(1), parameter(1)
         self.mlp_residual, self.mlp_post = parameter(1), parameter(1)
-        if self.table is not None:
-            self.value_gate = parameter(settings["heads"], GATE_COLUMNS)
 
     def forward(self, x, p):
         """Returns the new stream [batch, T, width]."""
@@ -183,15 +186,17 @@ class ScaledBlock(nn.Module):
     # Joins, which the last layer does in another way under MUDD.
 
     def before(self, x, p):
-        if self.layer != self.settings["skip_to"]:
+        if self.layer not in self.settings["skip_to"]:
             return x
-        skipped = p.layer_inputs[self.settings["skip_from"] + 1]
-        return x + torch.sigmoid(p.skip_factor) * p.gates.get("skip", 1) * skipped
+        skip = self.settings["skip_to"].index(self.layer)
+        skipped = p.layer_inputs[self.settings["skip_from"][skip] + 1]
+        gate = p.gates["skip"][..., skip:skip + 1] if "skip" in p.gates else 1
+        return x + torch.sigmoid(p.skip_factor[skip]) * gate * skipped
 
     def after_attention(self, x, out, p):
         share = self.coefficient("injection", p)
         x = self.attention_residual * x + self.attention_post * out + share[..., :1] * p.x0
-        return x + share[..., 1:] * p.bigram if p.bigram is not None and self.layer > 0 else x
+        return x + share[..., 1:] * p.second if p.second is not None and self.layer > 0 else x
 
     def after_mlp(self, x, out, p):
         return self.mlp_residual * x + self.mlp_post * out
@@ -200,11 +205,11 @@ class ScaledBlock(nn.Module):
         """What the values take up beside their projection: [batch, T, heads, D], or 0."""
         if self.table is None:
             return 0
-        rows, half = p.value_rows[self.table], GATE_COLUMNS // 2
+        rows, columns = p.value_rows[self.table], self.settings["gate_columns"]
         if self.layer in self.settings["value_layers_gated_by_input"]:
-            inputs = n[..., :GATE_COLUMNS]
+            inputs = n[..., :columns]
         else:
-            inputs = torch.cat((n[..., :half], rows[..., :half]), dim=-1)
+            inputs = torch.cat((n[..., :columns // 2], rows[..., :columns // 2]), dim=-1)
         gate = 2 * torch.sigmoid(functional.linear(inputs, self.value_gate))
         return gate[..., None] * self.by_heads(rows)
 
@@ -266,7 +271,7 @@ class ScaledBlock(nn.Module):
     def head_gate(self, n, p):
         if self.settings["gate_nets"]:
             return self.coefficient("attention_gate", p)
-        return torch.sigmoid(functional.linear(n[..., :GATE_COLUMNS], self.attention_gate))
+        return torch.sigmoid(functional.linear(n[..., :self.settings["gate_columns"]], self.attention_gate))
 
 
 class MuddBlock(ScaledBlock):
@@ -283,7 +288,7 @@ class MuddBlock(ScaledBlock):
     def after_attention(self, x, out, p):
         m = self.shares("after_attention", p)
         x = m.stream * x + m.attention * out + m.first * p.layer_inputs[0]
-        return x if p.bigram is None else x + m.bigram * p.bigram
+        return x if p.second is None else x + m.bigram * p.second
 
     def after_mlp(self, x, out, p):
         m = self.shares("after_mlp", p)
@@ -329,36 +334,37 @@ def sign_rows(tokens, rows):
 class ScaledNanorunForCausalLM(NanorunModel):
     """Models with model.residual = "scaled"."""
 
+    ordinary_block = ScaledBlock
+
     def __init__(self, config):
         super().__init__(config)
         settings = self.settings
         vocabulary, width, layers = settings["vocabulary"], settings["width"], settings["layers"]
-        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in settings["value_layers"])
+        self.value_embedding = nn.ParameterList(parameter(vocabulary, width) for _ in set(value_tables(settings)))
         if settings["bigram_rows"]:
             self.bigram = parameter(settings["bigram_rows"], bigram_columns(settings))
         if settings["bigram_sign_rows"]:
             self.bigram_sign = parameter(settings["bigram_sign_rows"], bigram_columns(settings))
         if settings["smear"]:
-            self.smear_factor, self.smear_gate = parameter(1), parameter(GATE_COLUMNS)
-        if settings["skip_to"] >= 0:
-            self.skip_factor = parameter(1)
+            self.smear_factor, self.smear_gate = parameter(1), parameter(settings["gate_columns"])
+        skips = len(settings["skip_to"])
+        if skips:
+            self.skip_factor = parameter(skips)
         if settings["skip_gate"]:
-            self.skip_gate = parameter(GATE_COLUMNS)
+            self.skip_gate = parameter(*(skips, settings["gate_columns"])[skips == 1:])
         if settings["gate_nets"]:
             self.gate_net = GateNets(settings)
         if settings["mudd"]:
             nets = (MUDD_LAYER_COLUMNS, MUDD_LAST_COLUMNS)
             self.mudd_net = nn.ModuleList(CoefficientNet(settings, columns) for columns in nets)
-        kinds = (MuddBlock if mudd_layer(settings, layer) else ScaledBlock for layer in range(layers))
+        kinds = (MuddBlock if mudd_layer(settings, layer) else self.ordinary_block for layer in range(layers))
         self.block = nn.ModuleList(kind(settings, layer) for layer, kind in enumerate(kinds))
         self.post_init()
 
     def stream(self, input_ids):
         settings = self.settings
         p = self.begin(input_ids)
-        x = p.x0
-        if p.bigram is not None:
-            x = x + self.block[0].coefficient("injection", p)[..., 1:] * p.bigram
+        x = self.first_stream(p)
         for layer, block in enumerate(self.block):
             p.layer_inputs.append(x)
             if settings["gate_nets"] and layer == settings["gate_net_layer"]:
@@ -366,18 +372,25 @@ class ScaledNanorunForCausalLM(NanorunModel):
             if mudd_layer(settings, layer):
                 p.gates |= self.mudd_net[0](x, settings["mudd_scale"])
             x = block(x, p)
-        return self.last_mix(x, p) if settings["mudd"] else x
+        return self.last_mix(x, p)
+
+    def first_stream(self, p):
+        """What the first layer reads."""
+        if p.second is None:
+            return p.x0
+        return p.x0 + self.block[0].coefficient("injection", p)[..., 1:] * p.second
 
     def begin(self, input_ids):
         """What the tokens alone decide, and `layer_inputs`, those of the layers so far."""
         settings, (batch, length) = self.settings, input_ids.shape
         x0 = self.embed(input_ids)
-        p = SimpleNamespace(x0=x0, layer_inputs=[], bigram=self.embed_bigrams(input_ids),
+        p = SimpleNamespace(x0=x0, layer_inputs=[], second=self.second_stream(input_ids),
                             skip_factor=getattr(self, "skip_factor", None))
         p.value_rows = [functional.embedding(input_ids, table) for table in self.value_embedding]
         p.gates = self.gate_net("0", x0) if settings["gate_nets"] else {}
         if settings["skip_gate"]:
-            p.gates["skip"] = 2 * torch.sigmoid(x0[..., :GATE_COLUMNS] @ self.skip_gate)[..., None]
+            columns, weights = settings["gate_columns"], self.skip_gate
+            p.gates["skip"] = 2 * torch.sigmoid(functional.linear(x0[..., :columns], weights.view(-1, columns)))
 
         positions = torch.arange(length)[:, None]
         p.rotation = Rotation(settings, positions, x0)
@@ -394,11 +407,13 @@ class ScaledNanorunForCausalLM(NanorunModel):
         """x0: the tokens' embeddings, to which a part of that of the token before is added."""
         x = functional.embedding(input_ids, self.embedding)
         if self.settings["smear"]:
-            share = self.smear_factor * torch.sigmoid(x[:, 1:, :GATE_COLUMNS] @ self.smear_gate)[..., None]
+            gate = torch.sigmoid(x[:, 1:, :self.settings["gate_columns"]] @ self.smear_gate)
+            share = self.smear_factor * gate[..., None]
             x = torch.cat((x[:, :1], x[:, 1:] + share * x[:, :-1]), dim=1)
         return normalised(x, self.settings["norm_eps"])
 
-    def embed_bigrams(self, input_ids):
+    def second_stream(self, input_ids):
+        """What layers add beside x0: rows of bigrams."""
         settings = self.settings
         if not settings["bigram_rows"]:
             return None
@@ -410,8 +425,10 @@ class ScaledNanorunForCausalLM(NanorunModel):
     def last_mix(self, x, p):
         """What MUDD adds behind the last layer."""
         settings = self.settings
+        if not settings["mudd"]:
+            return x
         sources = {"first": p.layer_inputs[0], "late": p.layer_inputs[settings["attention_source"] + 1],
                    "input": p.layer_inputs[-1], "value_rows": p.value_rows[0],
-                   "skip": p.layer_inputs[settings["skip_from"] + 1]}
+                   "skip": p.layer_inputs[settings["skip_from"][0] + 1]}
         shares = self.mudd_net[1](x, settings["mudd_scale"])
         return x + sum(shares[f"mudd.last.{name}"] * source for name, source in sources.items())

@@ -65,6 +65,7 @@ void change(const Key& key, Config& config) {
 TEST(ExportedConfig, TableNamesTheKeysThatPythonReads) {
   Names read = keys_in(modeling_nanorun_py);
   read.merge(keys_in(modeling_nanorun_scaled_py));
+  read.merge(keys_in(modeling_nanorun_before_py));
   EXPECT_EQ(read, set_of(keys_read_by_python()));
 }
 
@@ -74,18 +75,20 @@ TEST(ExportedConfig, KeysThatPythonDoesNotRead) {
   for (const std::string& key : set_of(keys_read_by_python())) EXPECT_EQ(unread.erase(key), 1) << key;
   // model.residual chooses the Python file, and what yarn does is in rotary_frequencies and attention_scale.
   Names expected = set_of(keys_of_first_weights());
-  expected.insert({"residual", "yarn"});
+  expected.insert({"residual", "yarn", "yarn_last_window"});
   expected.insert({"embedding_norm", "norm_gains", "biases", "head_bias"});  // of plain streams, which export refuses
   EXPECT_EQ(unread, expected);
-  EXPECT_EQ(set_of(keys_of_first_weights()),
-            (Names{"init_scale", "init_std", "init_std_outputs", "zero_outputs", "zero_attention_outputs",
-                   "init_embedding", "init_value_embedding", "mudd_backout"}));
+  EXPECT_EQ(
+      set_of(keys_of_first_weights()),
+      (Names{"init_scale", "init_std", "init_std_outputs", "zero_outputs", "zero_attention_outputs", "init_embedding",
+             "init_value_embedding", "mudd_backout", "init_scale_mlp", "init_embedding2", "init_residual"}));
 }
 
 TEST(ExportedConfig, KeysThatPythonDoesNotReadAreRefused) {
-  const Names alike = {"residual",     "init_scale",           "init_std",
-                       "zero_outputs", "init_std_outputs",     "zero_attention_outputs",
-                       "mudd_backout", "init_value_embedding", "init_embedding"};
+  const Names alike = {"residual",       "init_scale",           "init_std",
+                       "zero_outputs",   "init_std_outputs",     "zero_attention_outputs",
+                       "mudd_backout",   "init_value_embedding", "init_embedding",
+                       "init_scale_mlp", "init_embedding2",      "init_residual"};
   for (const Key& key : key_table()) {
     if (key.section != std::string("model")) continue;
     std::vector<const char*> others;

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "tests/support/deck_errors.hpp"
 
 using namespace nanorun;
@@ -124,22 +126,24 @@ TEST_F(CheckLayersOnCpus, BigramsNeedTheFirstLayersAttention) {
             "");
 }
 
-TEST(CheckLayers, PartsOfAScaledStreamNeedOne) {
-  for (const auto& [override_text, key] : {std::pair("model.smear=true", "model.smear"),
-                                           {"model.bigram_rows=100", "model.bigram_rows"},
-                                           {"model.attention_source=3", "model.attention_source"},
-                                           {"model.xsa_layers=1", "model.xsa_layers"},
-                                           {"model.gated_layers=1", "model.gated_layers"},
-                                           {"model.key_offset_layers=1", "model.key_offset_layers"},
-                                           {"model.gate_nets=true", "model.gate_nets"}}) {
-    EXPECT_EQ(unet_rule({override_text}), fmt::format("{} needs model.residual = \"scaled\"", key));
+TEST(CheckLayers, PartsOfStreamsNeedTheirKind) {
+  const std::string scaled = "\"scaled\"", before = "\"before\"", either = scaled + " or " + before;
+  for (const auto& [override_text, key, kinds] : {std::tuple("model.smear=true", "model.smear", either),
+                                                  {"model.bigram_rows=100", "model.bigram_rows", either},
+                                                  {"model.attention_source=3", "model.attention_source", scaled},
+                                                  {"model.xsa_layers=1", "model.xsa_layers", either},
+                                                  {"model.gated_layers=1", "model.gated_layers", either},
+                                                  {"model.key_offset_layers=1", "model.key_offset_layers", either},
+                                                  {"model.gate_nets=true", "model.gate_nets", scaled},
+                                                  {"model.second_embedding=true", "model.second_embedding", before},
+                                                  {"model.backout_from=3", "model.backout_from", before}}) {
+    EXPECT_EQ(unet_rule({override_text}), fmt::format("{} needs model.residual = {}", key, kinds));
   }
   EXPECT_EQ(unet_rule({"model.paired_layers=1", "window.layers=S"}),
-            "model.paired_layers needs model.residual = \"scaled\"");
-  EXPECT_EQ(unet_rule({"model.skip_from=1", "model.skip_to=7", "model.layers_without_attention=7"}),
-            "model.skip_from needs model.residual = \"scaled\"");
+            "model.paired_layers needs model.residual = " + either);
+  EXPECT_EQ(unet_rule({"model.skip_from=1", "model.skip_to=7"}), "model.skip_from needs model.residual = " + either);
   EXPECT_EQ(unet_rule({"model.value_path=gated_embeddings", "model.value_layers=1"}),
-            "model.value_path = \"gated_embeddings\" needs model.residual = \"scaled\"");
+            "model.value_path = \"gated_embeddings\" needs model.residual = " + either);
   EXPECT_EQ(unet_rule({"model.layers=7"}), "model.layers = 7 must be even for model.residual = \"unet\"");
 }
 
@@ -168,11 +172,14 @@ TEST_F(CheckLayersOnCpus, GatesOfValuesByInputAreThoseOfValueLayers) {
 
 TEST_F(CheckLayersOnCpus, TheSkipEntersALaterLayerWithoutAttention) {
   EXPECT_EQ(rule({"model.skip_to=2", "model.layers_without_attention=[]"}),
-            "model.skip_to = 2 must be one of model.layers_without_attention");
+            "model.skip_to = 2 must be one of model.layers_without_attention for model.residual = \"scaled\"");
   EXPECT_EQ(rule({"model.skip_from=3", "model.attention_source=2"}),
-            "model.skip_to = 3 must be a layer above model.skip_from = 3; layers are 0 to 5");
+            "model.skip_to = 3 must be a layer above model.skip_from = 3");
   EXPECT_EQ(rule({"model.skip_from=-1", "model.mudd=false"}),
-            "model.skip_to = 3 must be a layer above model.skip_from = -1; layers are 0 to 5");
+            "model.skip_from names 0 layers, model.skip_to 1: each skip needs both");
+  EXPECT_EQ(rule({"model.skip_from=[1,1]", "model.skip_to=[3,4]", "model.layers_without_attention=[3,4]",
+                  "model.paired_layers=0"}),
+            "model.skip_to names 2 layers; model.residual = \"scaled\" has one skip at most");
   EXPECT_EQ(rule({"model.skip_from=-1", "model.skip_to=-1", "model.mudd=false"}), "");
   const std::vector<std::string> gated = {"model.skip_gate=true", "model.gate_nets=false", "model.composed_layers=[]"};
   EXPECT_EQ(rule(gated), "");
@@ -193,6 +200,50 @@ TEST_F(CheckLayersOnCpus, StreamsAndTables) {
   EXPECT_EQ(rule({"model.bigram_columns=65"}), "model.bigram_columns = 65 must be at most model.width = 64");
   EXPECT_EQ(rule({"model.bigram_rows=16777216", "model.width=768", "model.head_dim=192"}),
             "model.bigram_rows * model.width = 16777216 * 768 must be below 2^31");
+}
+
+/// Six layers with everything that a stream with mixes before attention can have.
+TEST_F(CheckLayersOnCpus, StreamsWithMixesBeforeAttention) {
+  const std::string medium = R"(
+[model]
+width = 64
+heads = 4
+head_dim = 16
+layers = 6
+residual = "before"
+second_embedding = true
+value_path = "gated_embeddings"
+value_layers = [0, 1, 4, 5]
+value_tables = [0, 1, 0, 1]
+value_layers_gated_by_input = [0, 1, 4, 5]
+gate_columns = 15
+smear = true
+skip_from = [1, 1]
+skip_to = [3, 4]
+skip_gate = true
+backout_from = 4
+gated_layers = [0, 1, 2, 3, 4, 5]
+key_offset_layers = [0, 5]
+)";
+  EXPECT_EQ(rule({}, medium), "");
+  EXPECT_EQ(rule({"model.value_tables=[0, 1]"}, medium),
+            "model.value_tables has 2 tables, model.value_layers has 4 layers: each layer needs a table");
+  EXPECT_EQ(rule({"model.value_tables=[0, 2, 1, 0]"}, medium), "model.value_tables names table 2 before table 1");
+  EXPECT_EQ(
+      rule({"model.value_layers_gated_by_input=[0, 1]"}, medium),
+      "model.gate_columns = 15 must be even: gates of model.value_layers read half of them of each of two streams, "
+      "but where model.value_layers_gated_by_input names the layer");
+  EXPECT_EQ(rule({"model.skip_to=[3, 3]"}, medium), "model.skip_to names layer 3 twice");
+  EXPECT_EQ(rule({"model.skip_to=[1, 4]"}, medium), "model.skip_to = 1 must be a layer above model.skip_from = 1");
+  EXPECT_EQ(rule({"model.backout_from=5"}, medium),
+            "model.backout_from = 5 must be below the last of model.layers = 6");
+  EXPECT_EQ(rule({"model.bigram_rows=100"}, medium),
+            "model.second_embedding and model.bigram_rows are both added beside x0: leave one out");
+  EXPECT_EQ(rule({"model.bigram_rows=100", "model.second_embedding=false"}, medium), "");
+  EXPECT_EQ(rule({"model.value_path=first", "model.value_layers=[]", "model.value_tables=[]",
+                  "model.value_layers_gated_by_input=[]"},
+                 medium),
+            "model.residual = \"before\" needs model.value_path = \"none\" or \"gated_embeddings\"");
 }
 
 TEST_F(CheckLayersOnCpus, PairedHeads) {
@@ -226,15 +277,15 @@ TEST_F(CheckLayersOnCpus, GatesAndNets) {
     overrides.insert(overrides.end(), more.begin(), more.end());
     return rule(overrides);
   };
-  EXPECT_EQ(narrow({}), "model.width = 8 must be at least 12 for the gates of model.smear");
+  EXPECT_EQ(narrow({}), "model.width = 8 must be at least model.gate_columns = 12 for the gates of model.smear");
   EXPECT_EQ(narrow({"model.smear=false"}), "");
   EXPECT_EQ(narrow({"model.smear=false", "model.skip_gate=true", "model.gate_nets=false", "model.composed_layers=[]",
                     "model.gated_layers=[]"}),
-            "model.width = 8 must be at least 12 for the gates of model.skip_gate");
+            "model.width = 8 must be at least model.gate_columns = 12 for the gates of model.skip_gate");
   EXPECT_EQ(narrow({"model.smear=false", "model.gate_nets=false", "model.composed_layers=[]"}),
-            "model.width = 8 must be at least 12 for the gates of model.gated_layers");
+            "model.width = 8 must be at least model.gate_columns = 12 for the gates of model.gated_layers");
   EXPECT_EQ(narrow({"model.smear=false", "model.value_path=gated_embeddings", "model.value_layers=1"}),
-            "model.width = 8 must be at least 12 for the gates of model.value_layers");
+            "model.width = 8 must be at least model.gate_columns = 12 for the gates of model.value_layers");
   EXPECT_EQ(rule({"model.gate_net_layer=6"}), "model.gate_net_layer = 6 must be below model.layers = 6");
   EXPECT_EQ(rule({"model.gate_nets=false"}),
             "model.composed_layers needs model.gate_nets, which give the weights of the heads");

@@ -60,7 +60,7 @@ TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
   EXPECT_EQ(layers_with(plans, joins(BlockMix::before)), Layers({6, 10}));
   EXPECT_EQ(layers_with(plans, joins(BlockMix::after_mlp)), Layers());
   EXPECT_EQ(layers_with(plans, &BlockPlan::clears_input_gradient), Layers());
-  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_to_bigrams), Layers{10});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_to_second), Layers{10});
   EXPECT_EQ(layers_with(plans, &BlockPlan::sends_skip_gradient), Layers{6});
   EXPECT_EQ(layers_with(plans, &BlockPlan::starts_skip_gradient), Layers());
   EXPECT_EQ(layers_with(plans, own_buffer), layers_with(plans, &BlockPlan::input_is_tapped));
@@ -68,25 +68,25 @@ TEST(BlockPlan, OfRecord89SaysWhichGradientsJoinWhere) {
   without.mudd = false;
   const std::vector<BlockPlan> others = block_plans(without, Mode::training);
   EXPECT_EQ(layers_with(others, &BlockPlan::clears_input_gradient), Layers({4, 8}));
-  EXPECT_EQ(layers_with(others, &BlockPlan::sends_to_bigrams), Layers());
+  EXPECT_EQ(layers_with(others, &BlockPlan::sends_to_second), Layers());
 }
 
 /// The second net reads the input of a middle layer: the injections from there on are summed before its backward pass.
 TEST(BlockPlan, OfRecord89SumsInjectionsBeforeTheBackwardPassOfANet) {
   const ModelConfig config = record(89);
   const std::vector<BlockPlan> plans = block_plans(config, Mode::training);
-  EXPECT_EQ(layers_with(plans, &BlockPlan::injects_bigrams), Layers({1, 2, 3, 4, 5, 7, 8, 9}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::injects_second), Layers({1, 2, 3, 4, 5, 7, 8, 9}));
   EXPECT_EQ(layers_with(plans, [](const BlockPlan& plan) { return !plan.injections.empty(); }),
             Layers({config.gate_net_layer}));
   const InjectionSum& upper = plans[config.gate_net_layer].injections;
   EXPECT_EQ(upper.begin, config.gate_net_layer);
   EXPECT_EQ(upper.end, config.layers);
   EXPECT_FALSE(upper.adds_to_x0);
-  EXPECT_TRUE(upper.adds_to_bigrams) << "the MUDD mix of the last layer comes before";
+  EXPECT_TRUE(upper.adds_to_second) << "the MUDD mix of the last layer comes before";
   const InjectionSum last = last_injections(plans);
   EXPECT_EQ(last.begin, -1);
   EXPECT_EQ(last.end, config.gate_net_layer);
-  EXPECT_TRUE(last.adds_to_x0 && last.adds_to_bigrams);
+  EXPECT_TRUE(last.adds_to_x0 && last.adds_to_second);
 }
 
 TEST(BlockPlan, WithoutNetsSumsAllInjectionsAtTheEnd) {
@@ -96,7 +96,7 @@ TEST(BlockPlan, WithoutNetsSumsAllInjectionsAtTheEnd) {
   EXPECT_EQ(last.begin, -1);
   EXPECT_EQ(last.end, config.layers);
   EXPECT_FALSE(last.adds_to_x0);
-  EXPECT_TRUE(last.adds_to_bigrams) << "the MUDD mix of the last layer comes before";
+  EXPECT_TRUE(last.adds_to_second) << "the MUDD mix of the last layer comes before";
 }
 
 TEST(BlockPlan, OfRecord89NamesTheValueEmbeddings) {

@@ -141,8 +141,8 @@ ModelConfig scaled_model() {
   model.layers = 5;
   model.residual = Residual::scaled;
   model.layers_without_attention = {2};
-  model.skip_from = 1;
-  model.skip_to = 2;
+  model.skip_from = {1};
+  model.skip_to = {2};
   model.attention_source = 2;
   model.value_path = ValuePath::gated_embeddings;
   model.value_layers = {1, 4};

@@ -1,0 +1,109 @@
+#pragma once
+// A small model in double with a sequence of tokens, and its gradients against finite differences.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/config/schedule.hpp"
+#include "tests/support/learner.hpp"
+
+namespace nanorun {
+
+inline constexpr kernels::Token end_of_text = 199;
+
+inline Config small_config() {
+  Config config;
+  config.model.vocabulary = 200;
+  config.model.width = 32;
+  config.model.heads = 2;
+  config.model.head_dim = 16;
+  config.model.layers = 6;
+  config.model.norm_eps = 0.0078125;
+  config.model.zero_outputs = false;
+  config.head.precision = LmHeadChoice::fp32;
+  config.window.layers = "LSSSSL";
+  config.train.length = 384;
+  config.validation.length = 384;
+  return config;
+}
+
+inline std::vector<kernels::Token> random_tokens(int count) {
+  std::mt19937 generator(5);
+  std::vector<kernels::Token> tokens(count);
+  for (auto& token : tokens) token = static_cast<kernels::Token>(generator() % end_of_text);
+  for (const int at : {0, 50, 177, 300}) {
+    if (at < count) tokens[at] = end_of_text;
+  }
+  return tokens;
+}
+
+/// A learner in double and a sequence.
+struct Fixture : Learner<double> {
+  explicit Fixture(const Config& config)
+      : Learner(config, test_comm(), end_of_text, {}), tokens(random_tokens(config.train.length + 1)) {
+    optimizer.initialise(7);
+  }
+
+  double loss(int window) {
+    config.window.first = config.window.last = window;
+    return model.validate(trace, Sequence::of(tokens), 0);
+  }
+  double forward_backward(int window, kernels::Output output = kernels::Output::overwrite) {
+    config.window.first = config.window.last = window;
+    const DeviceSequence sequence = model.upload(trace, Sequence::of(tokens), windows_at(config, 0));
+    const bool accumulate = output == kernels::Output::accumulate;
+    model.forward_backward(trace, sequence, 0, {.matrices = accumulate, .others = accumulate});
+    model.loss().collect({});
+    return model.loss().value() / config.train.length;
+  }
+  /// Moves all weights away from where gradients vanish.
+  void disturb() {
+    std::mt19937 generator(11);
+    std::normal_distribution<double> normal(0, 0.1);
+    for (double& w : weights.tensors()) w += normal(generator);
+    for (double& w : weights.scalars()) w += normal(generator);
+  }
+  double& weight(const Parameter& p, std::size_t i) {
+    const std::size_t tensors = table.tensor_size();
+    return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
+  }
+
+  double gradient(const Parameter& p, std::size_t i) { return gradients.data()[table.gradient_at(p.offset) + i]; }
+
+  Trace trace = untraced(test_comm());
+  std::vector<kernels::Token> tokens;
+};
+
+enum class At { initial_weights, disturbed_weights };
+
+/// `silent` names a tensor whose gradient must be exactly zero.
+inline void check_all_gradients(const Config& config, int window, At at = At::initial_weights,
+                                const std::string& silent = "") {
+  Fixture f(config);
+  if (at == At::disturbed_weights) f.disturb();
+  EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
+  for (const Parameter& p : f.table.parameters()) {
+    if (p.group == Group::fixed) continue;
+    double scale = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) scale = std::max(scale, std::abs(f.gradient(p, i)));
+    EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
+    for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
+      double& w = f.weight(p, i);
+      // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
+      const double kept = w, h = 1e-5;
+      w = kept + h;
+      const double above = f.loss(window);
+      w = kept - h;
+      const double below = f.loss(window);
+      w = kept;
+      EXPECT_NEAR(f.gradient(p, i), (above - below) / (2 * h), 1e-6 * scale + 3e-10) << p.name << "[" << i << "]";
+    }
+  }
+}
+
+}  // namespace nanorun
