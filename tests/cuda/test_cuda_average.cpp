@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "kernels/device/fill.hpp"
 #include "kernels/optimizer/average.hpp"
 #include "tests/cuda/tensor.hpp"
 

@@ -53,7 +53,7 @@ DEFAULTS = {
         "lr_head": 0.008, "lr_scalar": 0.04,
     },
 }
-GROUP = {"tensors": [], "rule": "", "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
+GROUP = {"tensors": [], "rule": "auto", "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
 STAGE = {"share": 0, "length": 0, "longest_document": 0, "short_window": 0, "long_window": 0, "lr_factor": 1,
          "targets": [1], "targets_end": []}
 # Bounds of the uniform values that --alive adds to starts, so that every gradient is alive; a tensor has the first.
@@ -382,7 +382,8 @@ class Optimizer:
 
     def rule(self, name):
         group = self.deck.group(name)
-        return group["rule"] if group and group["rule"] else "muon" if self.kind[name] == "matrix" else "adam"
+        automatic = "muon" if self.kind[name] == "matrix" else "adam"
+        return group["rule"] if group and group["rule"] != "auto" else automatic
 
     def hyper(self, name):
         """Rate, betas and decay: the group's, or those of [optimizer]."""
