@@ -14,7 +14,7 @@ kernels/linear     products with weights, and what is fused with them
 kernels/attention  attention, its projection, and what is done to its heads
 kernels/lm_head    the LM head and the loss
 kernels/stream     the residual stream: embedding, norms, mixes, coefficient nets
-kernels/optimizer  Adam and Muon
+kernels/optimizer  Adam and Muon, outer steps and averages of weights
 kernels            the dispatcher of ops
 src/base           files, text, errors, memory, the process
 src/config         the deck: its keys and rules, and what changes with the step

@@ -12,6 +12,7 @@
 #include "src/commands/exported_config.hpp"
 #include "src/commands/safetensors.hpp"
 #include "src/config/schedule.hpp"
+#include "src/run/final_weights.hpp"
 #include "src/run/trained_model.hpp"
 #include "src/tokenizer/tokenizer_table.hpp"
 
@@ -39,7 +40,7 @@ std::vector<SafeTensor> tensors_of(const ParameterTable& table, bool bf16) {
 
 /// Writes the tensors one by one, so that memory holds one at a time, and verifies its checksum.
 void write_tensors(const std::string& path, const ExportOptions& options, const CheckpointHeader& header,
-                   const ParameterTable& table) {
+                   const Config& config, const ParameterTable& table) {
   Comm alone(MPI_COMM_SELF);
   const std::vector<SafeTensor> tensors = tensors_of(table, options.bf16);
   std::vector<Slab<float>> slabs = weight_slabs(table);
@@ -52,6 +53,7 @@ void write_tensors(const std::string& path, const ExportOptions& options, const 
     values.resize(table.parameters()[i].size());
     slabs[i].data = values;
     read_tensors(alone, options.checkpoint, header, {slabs[i]});
+    blend_averages(alone, options.checkpoint, header, config, table, {slabs[i]});
     if (!all_finite(values)) non_finite.push_back(tensors[i].name);
     if (tensors[i].type == "F32") {
       file.write(std::as_bytes(std::span(values)));
@@ -213,7 +215,7 @@ void export_model(const ExportOptions& options) {
   complete_file(model, ExitCode::output, [&](const std::string& partial) {
     for (const std::string& name : further_files(config.model, tokenizer))
       require_free(options.directory + "/" + name, Overwrite::yes, {}, ExitCode::output);
-    write_tensors(partial, options, header, table);
+    write_tensors(partial, options, header, config, table);
     write_python(options.directory, config.model);
     write_generation(options.directory, end_of_text);
     if (tokenizer) write_tokenizer(options, tokenizer->table(), longest_length(config));

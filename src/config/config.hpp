@@ -43,6 +43,8 @@ enum class TransportChoice { automatic, peers, nccl };
 enum class TraceRanks { automatic, all, quantiles };
 /// Format of the weights and moments that Adam keeps.
 enum class StateFormat { fp32, bf16 };
+/// The rule of the tensors of a [[group]]: as [optimizer] says, or Muon.
+enum class GroupRule { automatic, muon };
 
 struct RunConfig {
   std::string name = "run";
@@ -147,6 +149,16 @@ struct GroupConfig {
   double beta1 = 0.8, beta2 = 0.95;
   double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
+  GroupRule rule = GroupRule::automatic;
+};
+
+/// [[average]]: tensors whose weights are averaged over the last steps (src/optimizer/averages.hpp).
+struct AverageConfig {
+  std::vector<std::string> tensors;
+  int from_last = 0;
+  int every = 1;
+  double rate = 0;
+  double blend = 1;
 };
 
 struct WindowConfig {
@@ -219,6 +231,9 @@ struct OptimizerConfig {
   double lr_head = 0.008;
   double lr_scalar = 0.04;
   double lr_skip = 0.04;
+  int outer_every = 0;
+  double outer_lr = 0.7;
+  double outer_momentum = 0.5;
 };
 
 struct CheckpointConfig {
@@ -268,6 +283,7 @@ struct Config {
   DataConfig data;
   OptimizerConfig optimizer;
   std::vector<GroupConfig> group;
+  std::vector<AverageConfig> average;
   CheckpointConfig checkpoint;
   StopConfig stop;
   TraceConfig trace;
@@ -275,7 +291,7 @@ struct Config {
   CommConfig comm;
 
   /// Places for messages, "FILE:LINE" or "override SECTION.KEY=VALUE": where a key was set, unless it has its default,
-  /// and by "stage.N" or "group.N" where this section begins.
+  /// and by "stage.N", "group.N" or "average.N" where this section begins.
   std::map<std::string, std::string> set_at;
 };
 
@@ -315,8 +331,8 @@ struct KeyChange {
 };
 
 /// Keys whose values differ between the resolved deck of an earlier run and this one, in the order of the key table;
-/// the n-th [[stage]] or [[group]] is compared with the n-th. Throws Error(usage), naming `file`, if the earlier deck
-/// cannot be read, which may happen with a deck of an older program.
+/// the n-th [[stage]], [[group]] or [[average]] is compared with the n-th. Throws Error(usage), naming `file`, if the
+/// earlier deck cannot be read, which may happen with a deck of an older program.
 std::vector<KeyChange> deck_changes(const std::string& earlier_deck, const Config& now,
                                     const std::string& file = "the earlier deck");
 

@@ -109,6 +109,8 @@ void check_optimizer(Rules& rules) {
   rules.require(optimizer.muon_momentum_cooldown <= train.steps, {"optimizer.muon_momentum_cooldown", "train.steps"},
                 "optimizer.muon_momentum_cooldown = {} must be at most train.steps = {}",
                 optimizer.muon_momentum_cooldown, train.steps);
+  rules.require(optimizer.outer_every <= train.steps, {"optimizer.outer_every", "train.steps"},
+                "optimizer.outer_every = {} must be at most train.steps = {}", optimizer.outer_every, train.steps);
   for (std::size_t i = 0; i < config.group.size(); ++i) {
     const std::string key = fmt::format("group.{}.tensors", i);
     rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);
@@ -125,6 +127,19 @@ void check_optimizer(Rules& rules) {
                 "train.untie_step = {} must be a step at which Adam updates: one less than a multiple of "
                 "optimizer.adam_period = {}",
                 train.untie_step, optimizer.adam_period);
+}
+
+void check_averages(Rules& rules) {
+  const Config& config = rules.config;
+  for (std::size_t i = 0; i < config.average.size(); ++i) {
+    const AverageConfig& average = config.average[i];
+    const std::string row = fmt::format("average.{}", i);
+    const std::string tensors = row + ".tensors", from_last = row + ".from_last", rate = row + ".rate";
+    rules.require(!average.tensors.empty(), {tensors, row}, "{} names no tensors", tensors);
+    rules.require(average.from_last >= 1 && average.from_last <= config.train.steps, {from_last, "train.steps", row},
+                  "{} = {} must be from 1 to train.steps = {}", from_last, average.from_last, config.train.steps);
+    rules.require(average.rate > 0, {rate, row}, "{} must be above 0", rate);
+  }
 }
 
 void check_checkpoint(Rules& rules) {
@@ -172,6 +187,7 @@ void check_config(const Config& config, int ranks) {
   check_rows(rules);
   check_matrix_rule(rules);
   check_optimizer(rules);
+  check_averages(rules);
   check_checkpoint(rules);
   check_trace(rules);
   check_profile(rules);

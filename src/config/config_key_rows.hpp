@@ -56,6 +56,7 @@ std::vector<Key> validation_keys();
 std::vector<Key> data_keys();
 std::vector<Key> optimizer_keys();
 std::vector<Key> group_keys();
+std::vector<Key> average_keys();
 std::vector<Key> checkpoint_keys();
 std::vector<Key> stop_keys();
 std::vector<Key> trace_keys();

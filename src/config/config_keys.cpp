@@ -11,8 +11,8 @@ const std::vector<Key>& key_table() {
     std::vector<Key> all;
     using namespace key_rows;
     for (auto rows : {run_keys, model_keys, stream_keys, coefficient_keys, lm_head_keys, window_keys, train_keys,
-                      stage_keys, validation_keys, data_keys, optimizer_keys, group_keys, checkpoint_keys, stop_keys,
-                      trace_keys, profile_keys, comm_keys}) {
+                      stage_keys, validation_keys, data_keys, optimizer_keys, group_keys, average_keys, checkpoint_keys,
+                      stop_keys, trace_keys, profile_keys, comm_keys}) {
       for (Key& key : rows()) all.push_back(std::move(key));
     }
     return all;
@@ -25,15 +25,18 @@ std::string Key::path(std::optional<std::size_t> row) const {
   return fmt::format("{}.{}.{}", section, row ? fmt::format("{}", *row) : "N", name);
 }
 
-bool has_rows(std::string_view section) { return section == "stage" || section == "group"; }
+bool has_rows(std::string_view section) { return section == "stage" || section == "group" || section == "average"; }
 
 std::size_t row_count(const Config& config, std::string_view section) {
-  return section == "stage" ? config.stage.size() : section == "group" ? config.group.size() : 1;
+  if (section == "stage") return config.stage.size();
+  if (section == "group") return config.group.size();
+  return section == "average" ? config.average.size() : 1;
 }
 
 void set_row_count(Config& config, std::string_view section, std::size_t count) {
   if (section == "stage") config.stage.resize(count);
   if (section == "group") config.group.resize(count);
+  if (section == "average") config.average.resize(count);
 }
 
 std::string header_of(std::string_view section) {

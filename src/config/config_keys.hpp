@@ -100,15 +100,19 @@ template <>
 inline constexpr auto names_of<StateFormat> = std::to_array<Named<StateFormat>>({{"fp32", StateFormat::fp32},
                                                                                  {"bf16", StateFormat::bf16}});
 template <>
+inline constexpr auto names_of<GroupRule> = std::to_array<Named<GroupRule>>({{"auto", GroupRule::automatic},
+                                                                             {"muon", GroupRule::muon}});
+template <>
 inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernels::WireFormat>>(
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
 /// The member of a Config that a key sets.
-using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
-                           std::vector<int>*, std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*,
-                           LmHeadChoice*, EndOfData*, ChangedData*, Recompute*, OnFailure*, TransportChoice*,
-                           TraceRanks*, kernels::WireFormat*, kernels::SoftcapKind*, Residual*, Packing*, LossSum*,
-                           Orthogonalisation*, MlpPrecision*, StateFormat*, MatrixRule*, DecayKind*, CooldownShape*>;
+using Field =
+    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
+                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, LmHeadChoice*, EndOfData*,
+                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, TraceRanks*, kernels::WireFormat*,
+                 kernels::SoftcapKind*, Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*,
+                 MatrixRule*, DecayKind*, CooldownShape*, GroupRule*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {
@@ -134,7 +138,7 @@ struct Key {
 /// All keys, section by section, in the order of the members of Config.
 const std::vector<Key>& key_table();
 
-/// Whether a deck may have any number of sections of this name: [[stage]], [[group]].
+/// Whether a deck may have any number of sections of this name: [[stage]], [[group]], [[average]].
 bool has_rows(std::string_view section);
 /// Number of sections of this name in a config; 1 for sections that a deck has only once.
 std::size_t row_count(const Config& config, std::string_view section);

@@ -1,4 +1,5 @@
-// Keys of what is trained on and how: [train], [[stage]], [validation], [data], [optimizer], [[group]].
+// Keys of what is trained on and how: [train], [[stage]], [validation], [data], [optimizer], [[group]],
+// [[average]].
 
 #include "src/config/config_key_rows.hpp"
 
@@ -147,6 +148,11 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, lr_scalar), trains, at_least(0),
        "Adam: learning rate of learned scalars, biases and gains"},
       {NANORUN_KEY(optimizer, lr_skip), trains, at_least(0), "Adam: learning rate of the skip weights"},
+      {NANORUN_KEY(optimizer, outer_every), trains, between(0, max_steps),
+       "updates after which an outer Nesterov step takes their sum as a gradient (MuLoCo with one worker, Snoo); 0: "
+       "none"},
+      {NANORUN_KEY(optimizer, outer_lr), trains, at_least(0), "its learning rate"},
+      {NANORUN_KEY(optimizer, outer_momentum), trains, fraction_below_one(), "its momentum"},
   };
 }
 
@@ -162,9 +168,33 @@ std::vector<Key> group_keys() {
        "Adam: weight decay, w -= lr^2 decay w where the update has the sign of w, or w -= lr decay w "
        "(optimizer.decay_kind)"},
       {NANORUN_ROW_KEY(group, master), trains, any(),
-       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32"},
+       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32, except for "
+       "learned "
+       "scalars"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
-       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32"},
+       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32, except for "
+       "learned "
+       "scalars"},
+      {NANORUN_ROW_KEY(group, rule), trains, any(),
+       "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
+       "for learned scalars of rows and columns, such as gates"},
+  };
+}
+
+std::vector<Key> average_keys() {
+  return {
+      {NANORUN_ROW_KEY(average, tensors), trains, tensor_names(),
+       "names of tensors, where * stands for any characters; block.N.qkv.q, .k and .v are the matrices of "
+       "block.N.qkv"},
+      {NANORUN_ROW_KEY(average, from_last), trains, between(0, max_steps),
+       "last steps of train.steps, the extension included, in which the weights are averaged; must be given"},
+      {NANORUN_ROW_KEY(average, every), trains, between(1, max_steps),
+       "steps from one sample to the next; the first of them and the last step of the run have one"},
+      {NANORUN_ROW_KEY(average, rate), trains, between(0, 1),
+       "of a sample w: E += rate (w - E); the first sample is E itself; must be given"},
+      {NANORUN_ROW_KEY(average, blend), trains, between(0, 1),
+       "of the average in the weights of the finished model: w = (1 - blend) w + blend E, one [[average]] after the "
+       "other"},
   };
 }
 

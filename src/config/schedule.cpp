@@ -156,6 +156,22 @@ double muon_momentum(const Config& config, long step) {
   return (1 - warm) * o.muon_momentum_first + warm * o.muon_momentum_last;
 }
 
+bool outer_due(const Config& config, long step) {
+  const int every = config.optimizer.outer_every;
+  return every > 0 && (step + 1) % every == 0;
+}
+
+bool average_begun(const Config& config, const AverageConfig& average, long steps) {
+  return steps > config.train.steps - average.from_last;
+}
+
+double average_rate(const Config& config, const AverageConfig& average, long step) {
+  const long first = config.train.steps - average.from_last;
+  if (step <= first) return step == first ? 1 : 0;
+  const bool takes = (step - first) % average.every == 0 || step == config.train.steps - 1;
+  return takes ? average.rate : 0;
+}
+
 bool validation_due(const Config& config, long step) {
   if (config.validation.tokens == 0) return false;
   return step == config.train.steps || (config.validation.every > 0 && step % config.validation.every == 0);

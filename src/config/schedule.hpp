@@ -63,6 +63,15 @@ double lr_factor(const Config& config, long step);
 /// muon_momentum_cooldown.
 double muon_momentum(const Config& config, long step);
 
+/// Whether an outer step follows the update of a step (kernels/optimizer/outer_nesterov.hpp).
+bool outer_due(const Config& config, long step);
+
+/// Whether an average has had a sample after one of the first `steps` updates.
+bool average_begun(const Config& config, const AverageConfig& average, long steps);
+/// Rate at which an average takes the weights that the update of a step has made (kernels/optimizer/average.hpp): 1 for
+/// its first sample, then AverageConfig::rate; 0 where it takes none. The last step has a sample.
+double average_rate(const Config& config, const AverageConfig& average, long step);
+
 /// Whether a validation follows after `step` updates.
 bool validation_due(const Config& config, long step);
 /// Whether a checkpoint follows after `step` updates, though nothing stops the run.

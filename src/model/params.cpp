@@ -50,14 +50,14 @@ int layer_groups(int nodes) {
 }
 
 bool same_matrix_shape(const Bucket& a, const Bucket& b) {
-  return a.group == Group::matrix && b.group == Group::matrix &&
-         std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
+  const bool matrices = a.group == Group::matrix || a.group == Group::scalar_matrix;
+  return matrices && a.group == b.group && std::minmax(a.rows, a.cols) == std::minmax(b.rows, b.cols);
 }
 
 bool same_lookup(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup && a.units == b.units; }
 
-ParameterTable::ParameterTable(const ModelConfig& config, int nodes)
-    : layers_(config.layers), layer_groups_(layer_groups(nodes)) {
+ParameterTable::ParameterTable(const ModelConfig& config, int nodes, std::function<bool(const std::string&)> by_muon)
+    : layers_(config.layers), layer_groups_(layer_groups(nodes)), by_muon_(std::move(by_muon)) {
   add_matrices(config);
   add_lm_head(config);
   add_value_embeddings(config);
@@ -73,6 +73,8 @@ ParameterTable::ParameterTable(const ModelConfig& config, int nodes)
   if (config.residual == Residual::plain) add_plain_scalars(config);
   add_gate_scalars(config);
   add_net_scalars(config);
+  add_scalar_matrices();
+  by_muon_ = nullptr;  // it may refer to what lives no longer
 }
 
 /// Matrices of one shape and consecutive layers stand together, the last layers first: their gradients travel in few
@@ -266,9 +268,28 @@ void ParameterTable::add_net_scalars(const ModelConfig& config) {
   close_bucket(1, -1);
 }
 
+/// Those of one shape are a bucket.
+void ParameterTable::add_scalar_matrices() {
+  const auto shape = [](const Parameter& p) { return std::pair(p.rows, p.cols); };
+  std::ranges::stable_sort(scalar_matrices_, {}, shape);
+  for (std::size_t i = 0; i < scalar_matrices_.size(); ++i) {
+    Parameter& p = scalar_matrices_[i];
+    if (i > 0 && shape(scalar_matrices_[i - 1]) != shape(p)) close_bucket(parameters_.back().size(), -1);
+    p.offset = size_;
+    size_ += p.size();
+    parameters_.push_back(p);
+  }
+  if (!scalar_matrices_.empty()) close_bucket(parameters_.back().size(), -1);
+  scalar_matrices_.clear();
+}
+
 /// Starts at zero where no values are given.
 void ParameterTable::add_scalar(const std::string& name, int rows, int cols, std::vector<double> start) {
   const Init init = start.empty() ? Init::zero : Init::constant;
+  if (by_muon_ && by_muon_(name)) {
+    scalar_matrices_.push_back({name, 1, rows, cols, Group::scalar_matrix, init, 0, std::move(start)});
+    return;
+  }
   add(name, 1, rows, cols, Group::scalar, init, 0, std::move(start));
 }
 

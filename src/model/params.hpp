@@ -8,6 +8,7 @@
 // and travel between ranks only when weights are initialised or restored.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,8 +23,12 @@ namespace nanorun {
 
 enum class Init { zero, constant, normal, uniform, sign };
 /// The role of a tensor in the model. It decides the update rule and the default learning rate
-/// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained.
-enum class Group { matrix, embedding, lm_head, net, scalar, skip, fixed };
+/// (src/optimizer/hyperparameters.hpp). Tensors of Group::fixed are not trained; those of Group::scalar_matrix are
+/// learned scalars whose rows and columns Muon updates as a matrix.
+enum class Group { matrix, embedding, lm_head, net, scalar, skip, scalar_matrix, fixed };
+constexpr bool is_scalars(Group group) {
+  return group == Group::scalar || group == Group::skip || group == Group::scalar_matrix;
+}
 /// Whether each position of a sequence reads one row of a table, and by what: its token or its bigram.
 enum class Lookup { none, token, bigram };
 
@@ -45,11 +50,11 @@ struct Parameter {
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
   /// Columns of the tensor as ranks share it and checkpoints store it: 1 for learned scalars, which are shared one by
   /// one.
-  int shared_cols() const { return group == Group::scalar || group == Group::skip ? 1 : cols; }
+  int shared_cols() const { return is_scalars(group) ? 1 : cols; }
 };
 
 /// Consecutive tensors of one group that are reduced, updated and gathered together. Each rank owns whole units. A unit
-/// is a matrix in Group::matrix, a row in a table, an element among learned scalars.
+/// is a matrix in Group::matrix and Group::scalar_matrix, a row in a table, an element among other learned scalars.
 struct Bucket {
   Group group = Group::scalar;
   /// No lower layer uses the tensors: config.layers for the LM head, the first layer of its group for a bucket of
@@ -60,14 +65,14 @@ struct Bucket {
   std::size_t offset = 0;
   std::size_t units = 0;
   std::size_t unit_size = 0;
-  int rows = 0;  ///< shape of one matrix (Group::matrix)
+  int rows = 0;  ///< shape of one matrix (Group::matrix, Group::scalar_matrix)
   int cols = 0;
   Lookup lookup = Lookup::none;     ///< Group::embedding: which rows are read; a unit is a row then
   std::size_t matrices_before = 0;  ///< matrices of this shape or its transpose in earlier buckets
 
   std::size_t size() const { return units * unit_size; }
   bool fixed() const { return group == Group::fixed; }
-  bool scalars() const { return group == Group::scalar || group == Group::skip; }
+  bool scalars() const { return is_scalars(group); }
   /// Whether backward passes add to the gradients, which may then be sums over several steps. The first sequence of
   /// each step overwrites those of matrices.
   bool accumulates() const { return group != Group::matrix && group != Group::fixed; }
@@ -104,7 +109,9 @@ struct OwnedRows {
 class ParameterTable {
  public:
   /// `nodes`: among which tensors travel; it decides the sizes of buckets, and so the order of the tensors in memory.
-  explicit ParameterTable(const ModelConfig& config, int nodes = 1);
+  /// `by_muon`: the names of learned scalars that are of Group::scalar_matrix; null: none.
+  explicit ParameterTable(const ModelConfig& config, int nodes = 1,
+                          std::function<bool(const std::string&)> by_muon = nullptr);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -146,12 +153,15 @@ class ParameterTable {
   void add_plain_scalars(const ModelConfig& config);
   void add_gate_scalars(const ModelConfig& config);
   void add_net_scalars(const ModelConfig& config);
+  void add_scalar_matrices();
   void close_bucket(std::size_t unit_size, int layer, Lookup lookup = Lookup::none);
 
   /// First layer of a group, or config.layers behind the last.
   int first_layer(int group) const { return group * layers_ / layer_groups_; }
 
   int layers_, layer_groups_;
+  std::function<bool(const std::string&)> by_muon_;
+  std::vector<Parameter> scalar_matrices_;  ///< those that are still to be added
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "src/base/error.hpp"
+
 namespace nanorun {
 
 namespace {
@@ -32,6 +34,8 @@ Rule rule_of(const Config& config, Group group) {
   switch (group) {
     case Group::matrix:
       return config.optimizer.matrix_rule == MatrixRule::muon ? Rule::muon : Rule::adam;
+    case Group::scalar_matrix:
+      return Rule::muon;
     case Group::fixed:
       return Rule::fixed;
     default:
@@ -71,6 +75,39 @@ const GroupConfig* group_of(const Config& config, const std::string& tensor) {
 
 }  // namespace
 
+ParameterTable parameter_table(const Config& config, int nodes) {
+  return ParameterTable(config.model, nodes, [&](const std::string& tensor) {
+    const GroupConfig* const group = group_of(config, tensor);
+    return group != nullptr && group->rule == GroupRule::muon;
+  });
+}
+
+void check_group_rules(const Config& config) {
+  ErrorList errors;
+  const ParameterTable table = parameter_table(config);
+  for (const Parameter& parameter : table.parameters()) {
+    const GroupConfig* const group = group_of(config, parameter.name);
+    if (group == nullptr || group->rule != GroupRule::muon || rule_of(config, parameter.group) == Rule::muon) continue;
+    errors.add(fmt::format("group.{}.rule = \"muon\": {} is {}", group - config.group.data(), parameter.name,
+                           parameter.group == Group::matrix
+                               ? "a matrix of the blocks, which optimizer.matrix_rule = \"adam\" updates"
+                               : "neither a matrix of the blocks nor learned scalars of rows and columns"));
+  }
+  for (const Parameter& parameter : table.parameters()) {
+    if (parameter.group != Group::scalar_matrix || kernels::is_scalar_matrix(parameter.rows, parameter.cols)) continue;
+    errors.add(
+        fmt::format("group.{}.rule = \"muon\": {} is {} x {}; Muon takes learned scalars of at most {} "
+                    "elements, the shorter side of at most {}",
+                    group_of(config, parameter.name) - config.group.data(), parameter.name, parameter.rows,
+                    parameter.cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side));
+  }
+  errors.rethrow(ExitCode::usage, Scope::all_ranks);
+}
+
+bool takes_formats(const Config& config, Group group) {
+  return traits_of(rule_of(config, group)).takes_formats || group == Group::scalar_matrix;
+}
+
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter) {
   const OptimizerConfig& o = config.optimizer;
   const Rule rule = rule_of(config, parameter.group);
@@ -80,7 +117,7 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   }
   const RuleTraits& traits = traits_of(rule);
   if (traits.read != nullptr) traits.read(config, hyper);
-  if (!traits.takes_formats) return hyper;
+  if (!takes_formats(config, parameter.group)) return hyper;
   // While LM head and embedding are tied they are one parameter, which has one format.
   const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
   const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
@@ -95,7 +132,7 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
     const GroupConfig& group = config.group[i];
     const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
     const auto in_fp32 = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return !traits_of(rule_of(config, parameter.group)).takes_formats && group_of(config, parameter.name) == &group;
+      return !takes_formats(config, parameter.group) && group_of(config, parameter.name) == &group;
     });
     if (rounds && in_fp32 != table.parameters().end()) {
       warnings.push_back(fmt::format("warning: group.{}: master and moments are Adam's; {} updates {} in fp32", i,

@@ -19,14 +19,24 @@ struct Hyperparameters {
   double lr = 0;
   double beta1 = 0, beta2 = 0;  ///< Adam's
   double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay
-  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless RuleTraits::takes_formats
+  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless takes_formats()
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
   bool operator==(const Hyperparameters&) const = default;
 };
 
+/// Whether tensors of a group are kept in the formats that the deck gives: where their rule takes formats, and learned
+/// scalars that Muon updates.
+bool takes_formats(const Config& config, Group group);
+
 /// Hyperparameters of one tensor: from the first [[group]] with a pattern that matches its name, else from [optimizer].
 /// A tied embedding has the formats of the LM head.
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter);
+
+/// The parameter table of the deck's model, where a [[group]] may have learned scalars updated by Muon.
+ParameterTable parameter_table(const Config& config, int nodes = 1);
+
+/// Throws Error(usage) where a [[group]] asks for Muon on a tensor that it does not update.
+void check_group_rules(const Config& config);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is
 /// switched off; and one for each [[group]] that asks for bf16 state of a tensor whose rule keeps fp32.

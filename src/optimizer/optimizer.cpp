@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/base/instantiate.hpp"
+#include "src/config/schedule.hpp"
 
 namespace nanorun {
 
@@ -59,7 +60,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       batches_(shape_batches()),
       transfers_(buckets_.size(), comm, rows, stream),
       tied_lm_head_(config, table, buckets_),
-      slabs_(buckets_, stream),
+      averages_(config, buckets_, stream),
+      slabs_(config, buckets_, stream),
       period_(common_period(config, table)) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
@@ -96,6 +98,8 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   BucketState<T> kept(allocator, config_, bucket, owned.tensors, *owned.rule);
   owned.master = kept.master;
   owned.state = std::move(kept.state);
+  owned.outer = kept.outer;
+  owned.averages = std::move(kept.averages);
   if (bucket.scalars()) {
     owned.all_scalars = weights_.scalars().subspan(bucket.offset - table_.tensor_size(), bucket.size());
     owned.master.wide = part(owned.all_scalars);
@@ -112,7 +116,8 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   return owned;
 }
 
-/// Buckets whose rule updates all of one matrix shape at once, from the lowest layer on; in a batch from the highest.
+/// Buckets whose rule updates all of one matrix shape at once, from the lowest layer on, learned scalars last; in a
+/// batch from the highest.
 template <class T>
 auto Optimizer<T>::shape_batches() const -> std::vector<std::vector<const Owned*>> {
   std::vector<std::vector<const Owned*>> batches;
@@ -127,6 +132,7 @@ auto Optimizer<T>::shape_batches() const -> std::vector<std::vector<const Owned*
       if (same_batch(&owned)) batch.push_back(&owned);
     }
   }
+  std::ranges::stable_partition(batches, [](const auto& batch) { return !batch.front()->bucket.scalars(); });
   return batches;
 }
 
@@ -140,7 +146,10 @@ void Optimizer<T>::clear_state() {
 template <class T>
 void Optimizer<T>::initialise(std::int64_t seed) {
   clear_state();
-  for (const Owned& owned : buckets_) initialise(owned, seed);
+  for (const Owned& owned : buckets_) {
+    initialise(owned, seed);
+    owned.begin_outer(stream_);
+  }
   holds_gradients_ = gradients_wait_ = false;
   refresh_weights();
 }
@@ -174,6 +183,8 @@ void Optimizer<T>::warm_up(Trace& trace) {
     if (!owned.rule->batches_shapes()) owned.rule->update(context(trace), std::array{&owned}, step);
   }
   squares_.collect(stream_);
+  for (std::size_t row = 0; row < config_.average.size(); ++row) averages_.begin(row);
+  for (const Owned& owned : buckets_) owned.step_outer(stream_, config_.optimizer);
   clear_state();
 }
 
@@ -228,8 +239,9 @@ void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
   for (const Owned& owned : buckets_) {
     if (owned.bucket.layer == layer && !owned.bucket.fixed()) transfers_.reduce_scatter(trace, owned);
   }
-  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in.
-  if (layer >= 0 && !comm_.occupies_sms()) update_tables(trace, layer + 1, step);
+  // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in. Before
+  // an outer step weights cannot leave.
+  if (layer >= 0 && !comm_.occupies_sms() && !outer_due(config_, step)) update_tables(trace, layer + 1, step);
 }
 
 template <class T>
@@ -243,18 +255,44 @@ void Optimizer<T>::await_weights(Trace& trace, int layer) {
 /// the batches before it, and their new weights, which the next forward pass needs first, leave during that one.
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
-  const std::size_t before_tables = batches_.empty() ? 0 : batches_.size() - 1;
+  const auto matrices = std::ranges::count_if(batches_, [](const auto& b) { return !b.front()->bucket.scalars(); });
+  const std::size_t before_tables = std::max<std::ptrdiff_t>(matrices - 1, 0);
   for (std::size_t i = 0; i < before_tables; ++i) update(trace, batches_[i], step);
   update_tables(trace, -1, step);
   for (std::size_t i = before_tables; i < batches_.size(); ++i) update(trace, batches_[i], step);
+  for (const auto& [name, rule] : rules_.all()) {
+    if (rule->updates_at(step)) rule->end_update(step);
+  }
+  if (outer_due(config_, step)) step_outer(trace);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!owned->updated && !owned->bucket.fixed()) transfers_.all_gather(trace, *owned);
     owned->updated = false;
   }
-  for (const auto& [name, rule] : rules_.all()) {
-    if (rule->updates_at(step)) rule->end_update(step);
-  }
   if ((step + 1) % period_ == 0) gradients_wait_ = false;
+  if (averages_.due(step)) sample_averages(trace, step);
+}
+
+template <class T>
+void Optimizer<T>::step_outer(Trace& trace) {
+  Region region(trace, Phase::adam);
+  complete_rows();
+  for (const Owned& owned : buckets_) owned.step_outer(stream_, config_.optimizer);
+}
+
+/// Deferred updates of rows that are averaged are made first.
+template <class T>
+void Optimizer<T>::sample_averages(Trace& trace, long step) {
+  Region region(trace, Phase::adam);
+  if (averages_.reads_waiting_rows(step)) complete_rows();
+  averages_.sample(step);
+}
+
+template <class T>
+void Optimizer<T>::apply_averages() {
+  complete_rows();
+  averages_.apply();
+  weights_.note_replaced();
+  transfers_.all_gather_now(buckets_);
 }
 
 /// Updates the tables and scalars from a layer up that have not been yet. New weights leave in the order in which the
@@ -275,6 +313,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   if (joins) tied_lm_head_.copy_weights(stream_, step);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!due(*owned)) continue;
+    if (outer_due(config_, step)) continue;
     if (owned->rule->updates_at(step)) transfers_.all_gather(trace, *owned);
     owned->updated = true;
   }
@@ -316,13 +355,16 @@ std::vector<Slab<typename Optimizer<T>::Master>> Optimizer<T>::slabs() {
 }
 
 template <class T>
-void Optimizer<T>::restore(bool gradients_wait) {
+void Optimizer<T>::restore(const Restored& restored) {
   slabs_.upload();
   for (const auto& [name, rule] : rules_.all()) rule->restart();
   for (const Owned& owned : buckets_) owned.round_state(stream_);
   holds_gradients_ = false;
-  gradients_wait_ = gradients_wait;
+  gradients_wait_ = restored.gradients_wait;
   refresh_weights();
+  for (std::size_t row = 0; row < restored.averages.size(); ++row) {
+    if (restored.averages[row]) averages_.begin(row);
+  }
 }
 
 /// Collective. Makes every rank's weights those of the masters. Waits for the device.
@@ -340,7 +382,8 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
   const UpdateRules<T> rules(config);
   std::size_t max = 0;
   for (const RankLoad& load : distinct_loads(table, layout)) {
-    max = std::max(max, state_size(config, table, rules, load) + own_scratch_size(table, rules, load, idle));
+    max = std::max(max, state_size(config, table, rules, load) + own_scratch_size(table, rules, load, idle) +
+                            Averages<T>::kept_bytes(config, load));
   }
   for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, layout.ranks());
   return max;

@@ -16,6 +16,7 @@
 #include "src/config/config.hpp"
 #include "src/measure/trace.hpp"
 #include "src/model/params.hpp"
+#include "src/optimizer/averages.hpp"
 #include "src/optimizer/bucket_transfers.hpp"
 #include "src/optimizer/optimizer_slabs.hpp"
 #include "src/optimizer/owned_bucket.hpp"
@@ -78,6 +79,11 @@ class Optimizer {
   /// Ops enqueued from now on wait for the weights of a layer (Bucket::layer).
   void await_weights(Trace& trace, int layer);
 
+  /// After the last step: makes the weights of all ranks those of the finished model (averages.hpp). Collective, waits
+  /// for the device. Until take_back_averages() checkpoints cannot be written; after that only they can.
+  void apply_averages();
+  void take_back_averages() { averages_.take_back(); }
+
   /// Sums of squares since the last collect(): of this rank's part of the gradients, and of the updated weights.
   RunningSum& squares() { return squares_; }
   /// The collected sum of squares of this rank's part of the gradients of the step's mean loss over all sequences.
@@ -90,14 +96,20 @@ class Optimizer {
 
   /// Masters and state of the owned parts in host memory, for checkpoints: /weights/<name>, and for the state that the
   /// rule of the tensor keeps /muon/momentum/<name>, /muon/second_moment/<name>, /adam/m/<name>, /adam/v/<name>,
-  /// /adam/gradient/<name>. bf16 values are widened, which is exact. Waits for the device.
+  /// /adam/gradient/<name>; /outer/weights/<name>, /outer/momentum/<name>, /average/<row>/<name>. bf16 values are
+  /// widened, which is exact. Waits for the device.
   std::vector<Slab<Master>> slabs();
   /// slabs() with undefined values, to be filled and then taken over by restore().
   std::vector<Slab<Master>> slabs_to_fill() { return slabs_.slabs(); }
+  /// What slabs are worth beside weights and state.
+  struct Restored {
+    bool gradients_wait = false;   ///< the gradients count in the next update, at whatever step it comes; else dropped
+    std::vector<bool> averages{};  ///< by row of [[average]]: begins with the restored weights, whatever its slabs hold
+  };
   /// Collective. Takes over the values of the slabs, rounded where they are kept in bf16, and gives every rank all
-  /// weights. `gradients_wait`: the gradients among them count in the next update, at whatever step it comes; otherwise
-  /// they are dropped.
-  void restore(bool gradients_wait = false);
+  /// weights.
+  void restore(const Restored& restored);
+  void restore() { restore(Restored{}); }
 
   /// Bytes of device memory that the optimizer takes on the rank that needs most, with `idle` bytes of idle memory.
   static std::size_t state_bytes(const Config& config, const ParameterTable& table, const NodeLayout& layout,
@@ -116,6 +128,8 @@ class Optimizer {
   void clear_gradients(const Owned& owned, Parts parts);
   void update_tables(Trace& trace, int lowest_layer, long step);
   bool tied_at(long step) const;
+  void step_outer(Trace& trace);
+  void sample_averages(Trace& trace, long step);
   void take_tied_gradients(Trace& trace);
   void update(Trace& trace, std::span<const Owned* const> buckets, long step);
   UpdateContext context(Trace& trace) { return {trace, stream_, scratch_, squares_.device()}; }
@@ -135,6 +149,7 @@ class Optimizer {
   std::vector<std::vector<const Owned*>> batches_;  ///< per rule that batches shapes, in the order of updates
   BucketTransfers<T> transfers_;
   TiedLmHead<T> tied_lm_head_;
+  Averages<T> averages_;
   OptimizerSlabs<T> slabs_;
   int period_;
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/ops.hpp"
+#include "src/base/arena.hpp"
 #include "src/base/slab.hpp"
 #include "src/optimizer/owned_bucket.hpp"
 #include "src/optimizer/state_span.hpp"
@@ -16,16 +17,16 @@ class OptimizerSlabs {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// The buckets outlive it. The first of the calls below allocates host memory where ops work on a device.
-  OptimizerSlabs(const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
-      : buckets_(buckets), stream_(stream) {}
+  /// Config and buckets outlive it. The first of the calls below allocates host memory where ops work on a device.
+  OptimizerSlabs(const Config& config, const std::vector<OwnedBucket<T>>& buckets, kernels::Stream stream)
+      : config_(config), buckets_(buckets), stream_(stream) {}
 
-  /// The slabs of all owned parts: masters, state, and gradients of a rule with UpdateRule::gradient_prefix(). Their
-  /// data is what download() last brought, or what the caller writes to it.
+  /// The slabs of all owned parts: masters, state, gradients of a rule with UpdateRule::gradient_prefix(), averages.
+  /// Their data is what download() last brought, or what the caller writes to it.
   std::vector<Slab<Master>> slabs();
   /// Brings the data of the slabs up to date. Waits for the device.
   void download();
-  /// Makes masters, state and gradients those of the slabs, rounded to their formats.
+  /// Makes masters, state, gradients and averages those of the slabs, rounded to their formats.
   void upload();
 
  private:
@@ -34,12 +35,22 @@ class OptimizerSlabs {
     std::vector<StateTensor> tensors;  ///< one after another in the elements
     HostStateSpan<T> elements;
   };
-  static std::vector<Stored> stored(const OwnedBucket<T>& owned);
-  std::vector<std::vector<Stored>>& all();
+  struct StoredAverage {
+    const BucketAverage<T>& average;
+    HostView<Master> values;
+  };
+  struct StoredBucket {
+    std::vector<Stored> tensors;
+    std::vector<StoredAverage> averages;
+  };
+  std::vector<Stored> stored(const OwnedBucket<T>& owned) const;
+  static std::vector<StoredAverage> stored_averages(const OwnedBucket<T>& owned);
+  std::vector<StoredBucket>& all();
 
+  const Config& config_;
   const std::vector<OwnedBucket<T>>& buckets_;
   kernels::Stream stream_;
-  std::vector<std::vector<Stored>> stored_;  ///< by bucket; empty before the first call
+  std::vector<StoredBucket> stored_;  ///< by bucket; empty before the first call
 };
 
 }  // namespace nanorun

@@ -46,6 +46,35 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
   if (has_choice && !is_narrow(&Hyperparameters::master)) master = take_wide(elements);
   const bool narrow_moments = is_narrow(&Hyperparameters::moments);
   for (const std::size_t size : sizes) state.push_back(narrow_moments ? take_narrow(size) : take_wide(size));
+  if (config.optimizer.outer_every > 0) outer = {take_wide(elements).wide, take_wide(elements).wide};
+  take_averages(allocator, config, tensors);
+}
+
+template <class T>
+void BucketState<T>::take_averages(kernels::WorkspaceAllocator& allocator, const Config& config,
+                                   const std::vector<OwnedRows>& tensors) {
+  for (std::size_t row = 0; row < config.average.size(); ++row) {
+    BucketAverage<T> average{row, {}, {}, {}};
+    std::size_t begin = 0, taken = 0;  // of a tensor in the part, of what it adds to the values
+    for (const OwnedRows& tensor : tensors) {
+      const bool rounds = hyperparameters(config, *tensor.parameter).master == StateFormat::bf16;
+      for (AveragedRows& covered : averaged_rows(config, config.average[row], tensor)) {
+        const std::size_t size = covered.rows.size(), in_part = begin + covered.first;
+        const auto* const last = average.runs.empty() ? nullptr : &average.runs.back();
+        if (last != nullptr && last->in_part + last->size == in_part && last->rounds == rounds) {
+          average.runs.back().size += size;
+        } else if (size > 0) {
+          average.runs.push_back({in_part, taken, size, rounds});
+        }
+        taken += size;
+        average.tensors.push_back(std::move(covered));
+      }
+      begin += tensor.size();
+    }
+    if (average.tensors.empty()) continue;
+    average.values = {allocator.take<kernels::acc_t<T>>(taken), taken};
+    averages.push_back(std::move(average));
+  }
 }
 
 template <class T>
@@ -70,6 +99,23 @@ void OwnedBucket<T>::round_state(kernels::Stream stream) const {
     round(master, segment.hyper.master, segment);
     for (const StateSpan<T>& kept : state) round(kept, segment.hyper.moments, segment);
   }
+}
+
+template <class T>
+void OwnedBucket<T>::begin_outer(kernels::Stream stream) const {
+  if (outer.weights.empty()) return;
+  master.visit([&]<class E>(std::span<E> masters) { ops::average_weights<E>(stream, outer.weights, masters, 1); });
+}
+
+template <class T>
+void OwnedBucket<T>::step_outer(kernels::Stream stream, const OptimizerConfig& optimizer) const {
+  if (outer.weights.empty()) return;
+  master.visit([&]<class E>(std::span<E> masters) {
+    ops::outer_nesterov<E>(stream, masters, outer.weights, outer.momentum, optimizer.outer_lr,
+                           optimizer.outer_momentum);
+  });
+  round_state(stream);
+  round_weights(stream);
 }
 
 NANORUN_INSTANTIATE(struct BucketState);

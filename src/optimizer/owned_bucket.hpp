@@ -8,6 +8,7 @@
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
+#include "src/optimizer/averaged_rows.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/state_span.hpp"
 #include "src/optimizer/update_rule.hpp"
@@ -22,15 +23,42 @@ struct Segment {
 /// `tensors`: a rank's rows of each tensor of a bucket.
 std::vector<Segment> segments_of(const Config& config, const std::vector<OwnedRows>& tensors);
 
-/// Masters and state of one rank's part of a bucket.
+/// What one rank keeps of an [[average]] for its part of a bucket.
+template <class T>
+struct BucketAverage {
+  /// Consecutive elements of the owned part and of the values.
+  struct Run {
+    std::size_t in_part, in_values, size;
+    bool rounds;  ///< the deck wants the weights in bf16
+  };
+  std::size_t row = 0;                ///< of Config::average
+  std::vector<AveragedRows> tensors;  ///< one after another in the values
+  std::vector<Run> runs;
+  std::span<kernels::acc_t<T>> values;
+};
+
+/// What the outer step keeps of one rank's part of a bucket, empty without optimizer.outer_every
+/// (kernels/optimizer/outer_nesterov.hpp).
+template <class T>
+struct OuterState {
+  std::span<kernels::acc_t<T>> weights, momentum;
+};
+
+/// Masters, state and averages of one rank's part of a bucket.
 template <class T>
 struct BucketState {
   StateSpan<T> master;              ///< empty where the weights are their own masters
   std::vector<StateSpan<T>> state;  ///< as UpdateRule::state() lists them, each of all tensors of the bucket
+  OuterState<T> outer;
+  std::vector<BucketAverage<T>> averages;  ///< those that cover any of its tensors
 
   /// Takes the memory; only counts where the allocator does. `tensors`: the rank's rows of each tensor.
   BucketState(kernels::WorkspaceAllocator& allocator, const Config& config, const Bucket& bucket,
               const std::vector<OwnedRows>& tensors, const UpdateRule<T>& rule);
+
+ private:
+  void take_averages(kernels::WorkspaceAllocator& allocator, const Config& config,
+                     const std::vector<OwnedRows>& tensors);
 };
 
 template <class T>
@@ -55,6 +83,8 @@ struct OwnedBucket {
   std::span<T> weights;  ///< part of all_weights: the masters in type T
   StateSpan<T> master;
   std::vector<StateSpan<T>> state;  ///< as UpdateRule::state() lists them
+  OuterState<T> outer;
+  std::vector<BucketAverage<T>> averages;  ///< as of BucketState
 
   bool updated = false;  ///< in this step, and on its way to the other ranks
 
@@ -65,6 +95,10 @@ struct OwnedBucket {
   void round_weights(kernels::Stream stream) const;
   /// Rounds to bf16 what the deck wants in bf16 and a wider type holds.
   void round_state(kernels::Stream stream) const;
+  /// Makes the outer weights those of the masters.
+  void begin_outer(kernels::Stream stream) const;
+  /// An outer step: moves masters, weights and what the step keeps.
+  void step_outer(kernels::Stream stream, const OptimizerConfig& optimizer) const;
 };
 
 }  // namespace nanorun

@@ -21,6 +21,7 @@ class AdamRule final : public UpdateRule<T> {
   void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;
   void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
 
+  bool defers(const Bucket& bucket) const override { return rows_.has(bucket); }
   void read_rows(Trace& trace, const DeviceSequence& sequence, long step) override;
   void complete_rows() override { rows_.complete(); }
   void end_update(long step) override { rows_.end_update(step); }

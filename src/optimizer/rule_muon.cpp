@@ -43,6 +43,13 @@ std::vector<kernels::PolarStep> polar_steps(const OptimizerConfig& optimizer) {
 }
 
 template <class T>
+MuonRule<T>::MuonRule(const Config& config, kernels::Stream)
+    : config_(config),
+      steps_(polar_steps(config.optimizer)),
+      iteration_{named_iteration(config.optimizer.orthogonalisation).norm_factor,
+                 named_iteration(config.optimizer.orthogonalisation).eps, steps_} {}
+
+template <class T>
 RuleTraits MuonRule<T>::traits() {
   const auto read = [](const Config& config, Hyperparameters& hyper) {
     hyper.decay = config.optimizer.muon_decay;
@@ -70,6 +77,7 @@ template <class T>
 std::size_t MuonRule<T>::scratch_bytes(const RankLoad& load) const {
   std::vector<MuonBatch<T>> batches, shape;
   for (const std::vector<OwnedRows>& bucket : load) {
+    if (are_scalars(bucket)) continue;
     for (const MuonBlocks& blocks : blocks_of(config_, bucket)) {
       batches.push_back({blocks.count, blocks.rows, blocks.cols});
     }
@@ -92,7 +100,7 @@ double MuonRule<T>::work(const RankLoad& load) const {
       flops += blocks.count * (4 * narrow * narrow * wide + 2 * narrow * narrow * narrow);
     }
   }
-  return static_cast<double>(polar_steps(config_.optimizer).size()) * flops;
+  return static_cast<double>(steps_.size()) * flops;
 }
 
 template <class T>
@@ -102,35 +110,45 @@ void MuonRule<T>::adopt(const ParameterTable&, const OwnedBucket<T>& owned, int)
 
 template <class T>
 void MuonRule<T>::update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) {
-  batches_.clear();
-  for (const OwnedBucket<T>* const owned : buckets) add_batches(*owned, step);
-  const OptimizerConfig& o = config_.optimizer;
-  const kernels::PolarIteration& named = named_iteration(o.orthogonalisation);
-  const kernels::PolarIteration iteration{named.norm_factor, named.eps, steps_};
-  const kernels::MuonOptions options{.iteration = iteration,
-                                     .momentum = muon_momentum(config_, step),
-                                     .gradient_scale = 1.0 / config_.train.sequences,
-                                     .normuon_beta = o.normuon_beta};
   Region region(context.trace, Phase::muon);
+  const kernels::MuonSquares squares{context.squares, context.squares + 1};
+  batches_.clear();
+  for (const OwnedBucket<T>* const owned : buckets) {
+    if (owned->bucket.scalars()) {
+      update_scalars(context.stream, *owned, squares, step);
+    } else {
+      add_batches(*owned, step);
+    }
+  }
   while (!batches_.empty()) {
     split_shape(batches_, shape_);
-    ops::muon_update<T>(context.stream, shape_, options, {context.squares, context.squares + 1}, context.scratch);
+    ops::muon_update<T>(context.stream, shape_, options(step), squares, context.scratch);
   }
+}
+
+template <class T>
+kernels::MuonOptions MuonRule<T>::options(long step) const {
+  return {.iteration = iteration_,
+          .momentum = muon_momentum(config_, step),
+          .gradient_scale = 1.0 / config_.train.sequences,
+          .normuon_beta = config_.optimizer.normuon_beta};
+}
+
+template <class T>
+auto MuonRule<T>::rates(const Hyperparameters& hyper, const Bucket& bucket, long step) const -> Rates {
+  const double factor = lr_factor(config_, step), rate = hyper.lr * factor,
+               lr = rate * std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
+  const bool cautious = config_.optimizer.decay_kind == DecayKind::cautious;
+  return {lr, cautious ? lr * hyper.decay * config_.optimizer.muon_lr * factor : rate * hyper.decay};
 }
 
 /// Appends the blocks of a bucket to batches_.
 template <class T>
 void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
-  const Bucket& bucket = owned.bucket;
-  const double shape_factor = std::sqrt(std::max(1.0, static_cast<double>(bucket.rows) / bucket.cols));
-  const double factor = lr_factor(config_, step);
-  const bool cautious = config_.optimizer.decay_kind == DecayKind::cautious;
   const bool normuon = config_.optimizer.normuon_beta > 0;
   std::size_t first = 0, first_moment = 0;
   for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
-    const double rate = blocks.hyper.lr * factor, lr = rate * shape_factor;
-    const double decay =
-        cautious ? lr * blocks.hyper.decay * config_.optimizer.muon_lr * factor : rate * blocks.hyper.decay;
+    const auto [lr, decay] = rates(blocks.hyper, owned.bucket, step);
     batches_.push_back({.count = blocks.count,
                         .rows = blocks.rows,
                         .cols = blocks.cols,
@@ -141,10 +159,36 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
                         .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
                         .lr = lr,
                         .decay = decay,
-                        .cautious = cautious,
+                        .cautious = config_.optimizer.decay_kind == DecayKind::cautious,
                         .truncates = blocks.hyper.truncates});
     first += batches_.back().size();
     first_moment += blocks.second_moment_size();
+  }
+}
+
+template <class T>
+void MuonRule<T>::update_scalars(kernels::Stream stream, const OwnedBucket<T>& owned,
+                                 const kernels::MuonSquares& squares, long step) const {
+  const bool normuon = config_.optimizer.normuon_beta > 0;
+  std::size_t first = 0, first_moment = 0;
+  for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
+    const auto [lr, decay] = rates(blocks.hyper, owned.bucket, step);
+    const kernels::ScalarMatrices<Master> matrices{
+        .count = blocks.count,
+        .rows = blocks.rows,
+        .cols = blocks.cols,
+        .weights = owned.master.wide.data() + first,
+        .gradients = owned.gradients.data() + first,
+        .momentum = owned.state[0].wide.data() + first,
+        .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
+        .lr = lr,
+        .decay = decay,
+        .cautious = config_.optimizer.decay_kind == DecayKind::cautious,
+        .round_weights = blocks.hyper.master == StateFormat::bf16,
+        .round_moments = blocks.hyper.moments == StateFormat::bf16};
+    ops::muon_scalars<Master>(stream, matrices, options(step), squares);
+    first += blocks.count * matrices.matrix_size();
+    first_moment += static_cast<std::size_t>(blocks.count) * blocks.rows;
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Muon and NorMuon on the matrices (kernels/optimizer/muon.hpp). One call updates all blocks of one shape or its
-// transpose, since only many of them fill a device.
+// transpose, since only many of them fill a device. Learned scalars of rows and columns, where a [[group]] asks for it,
+// are small matrices (kernels/optimizer/muon_scalars.hpp).
 
 #include <map>
 #include <vector>
@@ -18,7 +19,9 @@ template <class T>
 class MuonRule final : public UpdateRule<T> {
  public:
   static RuleTraits traits();
-  MuonRule(const Config& config, kernels::Stream) : config_(config), steps_(polar_steps(config.optimizer)) {}
+  MuonRule(const Config& config, kernels::Stream);
+  MuonRule(const MuonRule&) = delete;
+  MuonRule& operator=(const MuonRule&) = delete;
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
   bool batches_shapes() const override { return true; }
@@ -29,12 +32,22 @@ class MuonRule final : public UpdateRule<T> {
   void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
 
  private:
+  using Master = kernels::acc_t<T>;
   static constexpr const char *momentum = "/muon/momentum/", *second_moment = "/muon/second_moment/";
 
+  kernels::MuonOptions options(long step) const;
+  /// Learning rate and coefficient of the decay in an update.
+  struct Rates {
+    double lr, decay;
+  };
+  Rates rates(const Hyperparameters& hyper, const Bucket& bucket, long step) const;
   void add_batches(const OwnedBucket<T>& owned, long step);
+  void update_scalars(kernels::Stream stream, const OwnedBucket<T>& owned, const kernels::MuonSquares& squares,
+                      long step) const;
 
   const Config& config_;
   std::vector<kernels::PolarStep> steps_;
+  kernels::PolarIteration iteration_;
   std::map<std::size_t, std::vector<MuonBlocks>> blocks_;  ///< by OwnedBucket::index
   std::vector<kernels::MuonBatch<T>> batches_, shape_;     ///< matrices of an update, kept to reuse their memory
 };

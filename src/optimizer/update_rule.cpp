@@ -55,7 +55,7 @@ int common_period(const std::vector<Bucket>& buckets, const std::function<int(Gr
   for (const Bucket& bucket : buckets) {
     const int period = period_of(bucket.group);
     if (bucket.fixed()) continue;
-    if (!bucket.accumulates()) {
+    if (!bucket.accumulates() || bucket.group == Group::scalar_matrix) {
       if (period != 1) throw Error(ExitCode::internal, "an update rule of matrices that sums gradients over steps");
       continue;
     }

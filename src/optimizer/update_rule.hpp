@@ -77,6 +77,8 @@ class UpdateRule {
 
   // A rule may defer updates of rows of lookup tables until they are read (deferred_rows.hpp).
 
+  /// Whether rows of an adopted bucket may wait.
+  virtual bool defers(const Bucket& /*bucket*/) const { return false; }
   /// Before the forward pass of a sequence of `step`: makes up for deferred updates of the rows that it reads.
   virtual void read_rows(Trace& /*trace*/, const DeviceSequence& /*sequence*/, long /*step*/) {}
   /// Makes up for all deferred updates.
@@ -88,8 +90,8 @@ class UpdateRule {
 };
 
 /// Steps per update of tables and learned scalars: their gradients begin anew together. Throws Error(internal) where
-/// their rules have different periods, or where the rule of matrices, whose gradients hold one step, has one above 1.
-/// `period_of`: of the rule of a group.
+/// their rules have different periods, or where the rule of matrices and scalar matrices, whose gradients hold one
+/// step, has one above 1. `period_of`: of the rule of a group.
 int common_period(const std::vector<Bucket>& buckets, const std::function<int(Group)>& period_of);
 /// Of the rules that the deck chooses.
 int common_period(const Config& config, const ParameterTable& table);

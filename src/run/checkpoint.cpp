@@ -42,6 +42,9 @@ void require_file(const std::string& path) {
 bool decides(const std::string& key, const std::vector<std::string>& tensors) {
   bool known = true;
   for (const std::string& tensor : tensors) {
+    if (tensor.starts_with("/average/") && key.starts_with("average.")) return true;
+    if (tensor.starts_with("/outer/") && key == "optimizer.outer_every") return true;
+    if (tensor.starts_with("/average/") || tensor.starts_with("/outer/")) continue;
     const StateGroup* const group = state_group_of(tensor);
     if (group == nullptr || group->keys.empty()) {
       known = false;

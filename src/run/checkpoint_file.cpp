@@ -9,6 +9,7 @@
 
 #include "src/base/files.hpp"
 #include "src/comm/shared_files.hpp"
+#include "src/config/config_keys.hpp"
 #include "src/optimizer/update_rule.hpp"
 #include "src/storage/h5.hpp"
 
@@ -22,6 +23,8 @@ std::vector<std::string> tensor_groups() {
   for (const RuleTraits& rule : all_rules()) {
     for (const StateGroup& state : rule.state) groups.push_back(state.prefix.substr(0, state.prefix.size() - 1));
   }
+  for (const char* const group : {"/outer/weights", "/outer/momentum"}) groups.emplace_back(group);
+  for (std::size_t row = 0; row < max_rows; ++row) groups.push_back(fmt::format("/average/{}", row));
   return groups;
 }
 

@@ -7,6 +7,7 @@
 
 #include "src/data/run_data.hpp"
 #include "src/model/params.hpp"
+#include "src/optimizer/averaged_rows.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/run/checkpoint.hpp"
 #include "src/run/dry_run_start.hpp"
@@ -21,12 +22,14 @@ namespace nanorun {
 
 namespace {
 
-/// Remarks on groups of tensors, on the weights to begin with, and on the data: warnings, and how packed documents fill
-/// the steps.
+/// Remarks on groups of tensors and averages, on the weights to begin with, and on the data: warnings, and how packed
+/// documents fill the steps.
 std::vector<std::string> remarks_on(const Config& config, const ParameterTable& table, const DryRunStart& start,
                                     const DataRemarks& data) {
   std::vector<std::string> lines = group_warnings(config, table);
-  for (const auto* const more : {&start.lines, &data.lines}) lines.insert(lines.end(), more->begin(), more->end());
+  const std::vector<std::string> averages = average_warnings(config, table);
+  for (const auto* const more : {&averages, &start.lines, &data.lines})
+    lines.insert(lines.end(), more->begin(), more->end());
   return lines;
 }
 
@@ -49,10 +52,11 @@ RanksPerNode ranks_per_node(const Config& config, const DryRun& dry_run) {
 
 void plan_training(const Config& config, const DryRun& dry_run) {
   check_config(config, dry_run.ranks);
+  check_group_rules(config);
   require_possible_paths(config);
   const RanksPerNode nodes = ranks_per_node(config, dry_run);
   const NodeLayout layout = NodeLayout::consecutive(dry_run.ranks, nodes.ranks);
-  const ParameterTable table(config.model, layout.nodes());
+  const ParameterTable table = parameter_table(config, layout.nodes());
   TrainingPlan plan = plan_of(config, table, layout);
   plan.nodes_from = nodes.from;
   plan.available = dry_run.memory.value_or(memory_of_this_machine());

@@ -12,7 +12,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
     : config(config_),
       stream(streams.compute),
       tensor_comm(comm, streams.collectives, config.comm),
-      table(config.model, tensor_comm.layout().nodes()),
+      table(parameter_table(config, tensor_comm.layout().nodes())),
       weights(table),
       rows(config.model, table, tensor_comm.comms(),
            static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),

@@ -8,6 +8,7 @@
 
 #include "src/base/build.hpp"
 #include "src/config/schedule.hpp"
+#include "src/optimizer/averaged_rows.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
@@ -47,6 +48,7 @@ std::vector<std::string> opening_lines(const Config& config, const LogHead& head
   lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
   if (!head.device_note.empty()) lines.push_back(head.device_note);
   for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
+  for (std::string& warning : average_warnings(config, head.table)) lines.push_back(std::move(warning));
   if (const std::string stages = weighted_stages(config); !stages.empty()) {
     lines.push_back("training loss: a weighted sum over several targets in " + stages);
   }

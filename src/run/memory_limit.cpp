@@ -10,6 +10,7 @@
 #include "src/comm/node_comms.hpp"
 #include "src/config/schedule.hpp"
 #include "src/model/model.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
 
@@ -65,7 +66,7 @@ void require_memory(Comm& comm, const Config& config, std::uint64_t available) {
   const NodeLayout layout = find_layout(comm, config.comm.ranks_per_node);
   comm.together([&] {
     if (!comm.root()) return;
-    const MemoryPlan memory = memory_of(config, ParameterTable(config.model, layout.nodes()), layout);
+    const MemoryPlan memory = memory_of(config, parameter_table(config, layout.nodes()), layout);
     const std::string shortage = memory_shortage(config, memory, static_cast<double>(least));
     if (!shortage.empty()) throw Error(ExitCode::usage, shortage);
   });

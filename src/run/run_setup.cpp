@@ -5,9 +5,12 @@
 #include <algorithm>
 
 #include "src/base/files.hpp"
+#include "src/config/schedule.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/optimizer/stored_tensors.hpp"
 #include "src/run/deck_mark.hpp"
 #include "src/run/earlier_run.hpp"
+#include "src/run/final_weights.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/log_lines.hpp"
 
@@ -22,6 +25,19 @@ bool gradients_wait(const CheckpointHeader& header, const Config& config, const 
   int period = common_period(config, table);
   quietly([&] { period = common_period(parse_deck(header.deck, "", {}), table); });
   return header.progress.step % period != 0;
+}
+
+/// Averages that should have samples by now, but have had none in the steps of the checkpoint, by its deck.
+std::vector<bool> averages_to_begin(const CheckpointHeader& header, const Config& config) {
+  Config before;
+  quietly([&] { before = parse_deck(header.deck, "", {}); });
+  const long step = header.progress.step;
+  std::vector<bool> begin;
+  for (std::size_t row = 0; row < config.average.size(); ++row) {
+    const bool begun = row < before.average.size() && average_begun(before, before.average[row], step);
+    begin.push_back(!begun && average_begun(config, config.average[row], step));
+  }
+  return begin;
 }
 
 }  // namespace
@@ -131,7 +147,8 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
-  learner.optimizer.restore(gradients_wait(checkpoints.restored(), config, learner.table));
+  learner.optimizer.restore({.gradients_wait = gradients_wait(checkpoints.restored(), config, learner.table),
+                             .averages = averages_to_begin(checkpoints.restored(), config)});
   if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
     throw Error(ExitCode::checkpoint,
                 fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
@@ -147,15 +164,19 @@ void RunSetup::go_on_from(const Progress& found) {
 void RunSetup::begin_with(const std::string& file) {
   const auto [header, difference] = find_first_weights(comm, config, learner.table);
   compare_tokens(header, file);
-  std::vector<Slab<float>> weights;
+  std::vector<Slab<float>> weights, outer;
   for (Slab<float>& slab : learner.optimizer.slabs()) {
+    if (slab.dataset.starts_with(outer_weights)) outer.push_back(slab);
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
   read_tensors(comm, file, header, weights);
-  const auto values = [&](const char* dataset) -> std::span<const float> {
+  blend_averages(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
+  const auto values = [&](const std::string& dataset) -> std::span<const float> {
     return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
   };
   require_tied(comm, config, values("/weights/head"), values("/weights/embedding"));
+  for (const Slab<float>& slab : outer)
+    std::ranges::copy(values("/weights/" + name_of(slab.dataset)), slab.data.begin());
   learner.optimizer.restore();
   log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
   if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);

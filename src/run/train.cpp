@@ -293,19 +293,24 @@ void Training::keep_checkpoints() {
   run_.checkpoints.move_to(comm_.broadcast(run_.directory.checkpoints()));
 }
 
-/// Where the sequences cannot be read, the run ends with a checkpoint.
+/// The last one is of the finished model, with its averages. Where the sequences cannot be read, the run ends with a
+/// checkpoint.
 void Training::validate() {
   Region region(*run_.trace, Phase::validation);
   learner_.tensor_comm.synchronize();
   const double begin = context_.seconds_since_start();
   learner_.optimizer.complete_rows();
+  const bool averages = finished() && !config_.average.empty();
+  if (averages) learner_.optimizer.apply_averages();
   double loss = 0;
   try {
     loss = nanorun::validate(comm_, *run_.trace, learner_.model, run_.data, config_, progress_.step);
   } catch (const Error&) {
+    if (averages) learner_.optimizer.take_back_averages();
     save();
     throw;
   }
+  if (averages) learner_.optimizer.take_back_averages();
   context_.sample_device_memory();
   const double seconds = context_.seconds_since_start() - begin;
   walltime_.add_validation(progress_.step, seconds);
@@ -385,6 +390,7 @@ void Training::fail_displaced() {
 
 ExitCode run_training(Context& context, const Config& config) {
   check_config(config, context.comm().size());
+  check_group_rules(config);
   context.comm().set_timeout(config.comm.timeout_seconds);
   context.comm().together([&] { require_possible_paths(config); });
   require_same_directory(context.comm(), config);

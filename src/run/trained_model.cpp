@@ -6,6 +6,7 @@
 #include "src/data/token_origin.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/final_weights.hpp"
 #include "src/storage/bin_file.hpp"
 
 namespace nanorun {
@@ -41,9 +42,12 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
     if (parameter.offset < table.tensor_size()) {
       const std::span<Real> tensor = weights.tensors().subspan(parameter.offset, parameter.size());
       set_parameter(stream, tensor, values, Narrowing{hyperparameters(config, parameter).truncates});
+      blend_averages(stream, path, header, config, parameter, tensor);
     } else {
       const std::size_t first = parameter.offset - table.tensor_size();
-      set_parameter(stream, weights.scalars().subspan(first, parameter.size()), values, Narrowing::rounded);
+      const std::span<float> scalars = weights.scalars().subspan(first, parameter.size());
+      set_parameter(stream, scalars, values, Narrowing::rounded);
+      blend_averages(stream, path, header, config, parameter, scalars);
     }
     ops::synchronize(stream);
   }

@@ -38,7 +38,8 @@ enum class Warn : bool { no, yes };
 void require_own_tokenizer(const CheckpointHeader& header, const Config& config, const std::string& path,
                            const Tokenizer& tokenizer, const std::string& table, Warn warn = Warn::yes);
 
-/// Parameter table and weights for a Model that only validates or continues text.
+/// Parameter table and weights for a Model that only validates or continues text: those of the last validation, where a
+/// run is finished (final_weights.hpp).
 struct TrainedWeights {
   /// Collective. Every rank reads all weights and verifies their checksums. `config`: trained_config() of the
   /// checkpoint. Throws Error(checkpoint), Error(internal) where memory is short.

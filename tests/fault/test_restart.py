@@ -2,12 +2,32 @@
 
 from harness import FaultTest, differing_windows, losses, restarted_from, small_run, without_start
 
+MODEL_WITH_GATES = """
+residual = "scaled"
+value_path = "none"
+smear = true
+gated_layers = [0, 1, 2]
+"""
+# By Muon in every step, while Adam updates other scalars in every other one.
+GATES_BY_MUON = """
+[optimizer]
+adam_period = 2
+normuon_beta = 0.9
+outer_every = 4
+[[group]]
+tensors = ["*_gate"]
+lr = 0.05
+rule = "muon"
+moments = "bf16"
+"""
+
 
 class Restart(FaultTest):
     def compare_runs(self, first_ranks, second_ranks):
         """Interrupts a run at step 6, continues it, and returns both final losses and jobs of whole and parts."""
         whole = self.folder / "whole"
         self.prepare(whole)
+        (whole / "deck.toml").write_text((self.folder / "deck.toml").read_text())
         uninterrupted = self.train(first_ranks, folder=whole)
         first = self.train(first_ranks, "stop.step=6", code=75)
         second = self.train(second_ranks)
@@ -37,6 +57,21 @@ class Restart(FaultTest):
         self.assert_close(*self.compare_runs(2, 1))
 
     def test_one_rank_to_four(self):
+        self.assert_close(*self.compare_runs(1, 4))
+
+    def use_gates_by_muon(self):
+        """And an outer step, in whose period the run is interrupted."""
+        gated = small_run.DECK.replace("value_embeddings = 1", MODEL_WITH_GATES)
+        (self.folder / "deck.toml").write_text(gated + GATES_BY_MUON)
+
+    def test_gates_by_muon_and_outer_steps(self):
+        self.use_gates_by_muon()
+        whole, uninterrupted, parts = self.compare_runs(2, 2)
+        self.assertEqual(parts, losses(uninterrupted))
+        self.assertEqual(self.summary()["final_val_loss"], self.summary(whole)["final_val_loss"])
+
+    def test_gates_by_muon_and_outer_steps_on_one_rank_and_four(self):
+        self.use_gates_by_muon()
         self.assert_close(*self.compare_runs(1, 4))
 
     def test_another_deck_is_noted(self):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The plain GPT and its optimizers in PyTorch and double, for golden files: model.residual = "plain" with its switches,
-AdamW and Muon with plain or cautious decay, warm-up, tied heads, rows of a fixed length.
+AdamW and Muon with plain or cautious decay, warm-up, tied heads, rows of a fixed length, averages of weights, an outer
+Nesterov step.
 
 It shares with reference.py the reading of decks and shards and the formula of initial values, nothing else. Gradients
 come from autograd. README.md states the conventions.
@@ -43,14 +44,15 @@ DEFAULTS = {
         "muon_momentum_last": 0.95, "muon_momentum_steps": 300, "orthogonalisation": "newton_schulz",
         "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "muon_decay": 0, "adam_beta1": 0.8,
         "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_matrix": 0.0006, "lr_embedding": 0.6, "lr_head": 0.008,
-        "lr_scalar": 0.04,
+        "lr_scalar": 0.04, "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
     },
 }
 GROUP = {"tensors": [], "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
+AVERAGE = {"tensors": [], "from_last": 0, "every": 1, "rate": 0, "blend": 1}
 
 
 class Deck(dict):
-    """A deck by section and key, with the program's defaults; its [[group]] as a list."""
+    """A deck by section and key, with the program's defaults; its [[group]] and [[average]] as lists."""
 
     def __init__(self, path, overrides=()):
         given = tomllib.loads(Path(path).read_text())
@@ -58,13 +60,14 @@ class Deck(dict):
             name, text = override.split("=", 1)
             section, key = name.split(".")
             given.setdefault(section, {})[key] = reference.toml_value(text)
-        groups = given.pop("group", [])
+        groups, averages = given.pop("group", []), given.pop("average", [])
         for section, keys in given.items():
             unknown = set(keys) - set(DEFAULTS[section])
             if unknown:
                 raise SystemExit(f"{path}: [{section}] has keys that this program does not know: {sorted(unknown)}")
         super().__init__({name: DEFAULTS[name] | given.get(name, {}) for name in DEFAULTS})
         self.groups = [GROUP | group for group in groups]
+        self.averages = [AVERAGE | average for average in averages]
 
     def group(self, name):
         """The first group with a pattern that matches, or None."""
@@ -294,6 +297,66 @@ class Optimizer:
                                    shaped * o["muon_decay"] * o["muon_lr"] * factor, lambda x: x >= 0)
 
 
+class OuterNesterov:
+    """SGD with Nesterov momentum by PyTorch on the sums of some updates."""
+
+    def __init__(self, deck, p):
+        o = deck["optimizer"]
+        self.every, self.p = o["outer_every"], list(p.values())
+        self.slow = [w.detach().clone().requires_grad_() for w in self.p]
+        if self.every:
+            self.sgd = torch.optim.SGD(self.slow, lr=o["outer_lr"], momentum=o["outer_momentum"],
+                                       nesterov=o["outer_momentum"] > 0)
+
+    @torch.no_grad()
+    def step(self, step):
+        if not self.every or (step + 1) % self.every:
+            return
+        for w, slow in zip(self.p, self.slow):
+            slow.grad = slow - w
+        self.sgd.step()
+        for w, slow in zip(self.p, self.slow):
+            w.copy_(slow)
+
+
+class Averages:
+    """Averages of the weights over the last steps, and the finished weights that they give."""
+
+    def __init__(self, deck, p):
+        self.deck, self.p = deck, p
+        self.kept = [{} for _ in deck.averages]  # by name: the rows of a tensor, their average
+
+    def covered(self, average):
+        """Tensors, or matrices of Q, K or V: their name, tensor and rows."""
+        for name, w in self.p.items():
+            parts = [(name, slice(None))]
+            if name.endswith("qkv"):
+                d = w.shape[1]
+                parts += [(f"{name}.{letter}", slice(i * d, (i + 1) * d)) for i, letter in enumerate("qkv")]
+            for part, rows in parts:
+                if any(fnmatch.fnmatchcase(part, pattern) for pattern in average["tensors"]):
+                    yield part, name, rows
+                    if part == name:
+                        break
+
+    @torch.no_grad()
+    def take(self, step):
+        steps = self.deck["train"]["steps"]
+        for average, kept in zip(self.deck.averages, self.kept):
+            since = step - (steps - average["from_last"])
+            if since < 0 or (since % average["every"] and step != steps - 1):
+                continue
+            for part, name, rows in self.covered(average):
+                w = self.p[name][rows]
+                kept[part] = w.clone() if since == 0 else torch.lerp(kept[part], w, average["rate"])
+
+    @torch.no_grad()
+    def finish(self):
+        for average, kept in zip(self.deck.averages, self.kept):
+            for part, name, rows in self.covered(average):
+                self.p[name][rows] = torch.lerp(self.p[name][rows], kept[part], average["blend"])
+
+
 # ---------------------------------------------------------------- training
 
 def norms(tensors):
@@ -302,27 +365,35 @@ def norms(tensors):
 
 def train(deck, shards):
     p = first_values(deck)
-    optimizer = Optimizer(deck, p)
+    optimizer, outer, averages = Optimizer(deck, p), OuterNesterov(deck, p), Averages(deck, p)
     result = {"losses": [], "initial_norms": norms(p)}
     length, sequences = deck["train"]["length"], deck["train"]["sequences"]
     stream = reference.step_tokens(shards, sequences * length)
     assert deck["window"]["first"] == deck["window"]["last"] and deck["window"]["kind"] == "token"
     window = deck["window"]["last"]
+
+    def losses_of(tokens):
+        for at in range(0, sequences * length, length):
+            yield loss_of(deck, p, tokens[at : at + length], tokens[at + 1 : at + length + 1], window)
+
     for step in range(deck["train"]["steps"]):
         tokens = next(stream)
         for w in p.values():
             w.grad = torch.zeros_like(w)
         losses = []
-        for j in range(sequences):
-            at = j * length
-            loss = loss_of(deck, p, tokens[at : at + length], tokens[at + 1 : at + length + 1], window)
+        for loss in losses_of(tokens):
             (loss * (length if deck["train"]["loss"] == "sum" else 1) / sequences).backward()
             losses.append(loss.item())
         result["losses"].append(sum(losses) / sequences)
         if step == 0:
             result["gradient_norms_step1"] = norms({name: w.grad for name, w in p.items()})
         optimizer.step(step)
+        outer.step(step)
+        averages.take(step)
     result["final_norms"] = norms(p)
+    if deck.averages:
+        averages.finish()
+        result["finished_loss"] = sum(loss.item() for loss in losses_of(next(stream))) / sequences
     return result
 
 

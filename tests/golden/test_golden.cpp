@@ -94,6 +94,11 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   std::printf("largest relative difference, loss: %.1e\n", worst);
   EXPECT_LT(losses.back(), losses.front() - 1) << "the golden run learns";
   expect_norms(table, weight_norm, golden.at("final_norms"), tolerance, "final norm");
+  if (!golden.contains("finished_loss")) return;
+  training.optimizer.apply_averages();
+  worst = 0;
+  expect_close(training.forward_backward(), golden.at("finished_loss"), tolerance.loss, worst, "finished loss");
+  std::printf("largest relative difference, finished loss: %.1e\n", worst);
 }
 
 /// The losses of endings, each behind its context, which share sequences here and have one each in the reference. On
@@ -149,6 +154,8 @@ TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, Medium) { compare("medium"); }
 TEST(Golden, MediumWithHeadsOf128) { compare("medium_wide"); }
 TEST(Golden, MixesBeforeAttentionWithLittleElse) { compare("medium_switches"); }
+TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
+TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }
 

@@ -132,7 +132,7 @@ class Completion(installed.Installed):
         for header, key in re.findall(rows, self.run_program("keys"), re.MULTILINE):
             section = header or section
             if key:
-                keys.append(f"{section}.0.{key}=" if section in ("stage", "group") else f"{section}.{key}=")
+                keys.append(f"{section}.0.{key}=" if section in ("stage", "group", "average") else f"{section}.{key}=")
         self.assertGreater(len(keys), 100)
         self.assertEqual(self.complete("nanorun train deck.toml "), keys)
         self.assertEqual(self.complete("nanorun train --ranks 8 deck.toml run.name=x train.st"), ["train.steps="])

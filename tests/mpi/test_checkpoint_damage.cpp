@@ -408,6 +408,11 @@ TEST(Checkpoint, AKeyThatChangesTheStateOfTheOptimizerIsNamed) {
   period.optimizer.adam_period = 2;
   expect_key_named(plain, period, "optimizer.adam_period: 1 -> 2");
   expect_key_named(period, plain, "optimizer.adam_period: 2 -> 1");
+  Config outer = plain, average = plain;
+  outer.optimizer.outer_every = 5;
+  expect_key_named(plain, outer, "optimizer.outer_every: 0 -> 5");
+  average.average = {{{"head"}, 5, 1, 0.5, 1}};
+  expect_key_named(plain, average, "average.0: none -> {tensors = [\"head\"], from_last = 5, rate = 0.5}");
   normuon.optimizer.muon_block_heads = 1;
   heads = normuon;
   heads.optimizer.muon_block_heads = 0;

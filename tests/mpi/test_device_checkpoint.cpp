@@ -37,13 +37,16 @@ std::vector<T> download(std::span<T> tensor) {
   return {view.span().begin(), view.span().end()};
 }
 
-/// What Adam keeps is in bf16, of the embedding only the moments, of the value embedding only the weights.
+/// What Adam keeps is in bf16, of the embedding only the moments, of the value embedding only the weights. What an
+/// outer step and averages keep is in fp32.
 Config config_in_bf16() {
   Config config = small_config();
   config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
   config.optimizer.adam_period = 2;
   config.group = {{{"embedding"}, 0.1, 0.8, 0.95, 0, StateFormat::fp32, StateFormat::bf16},
                   {{"value_embedding.*"}, 0.1, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::fp32}};
+  config.optimizer.outer_every = 2;
+  config.average = {{{"*"}, 1, 1, 0.5, 1}};
   return config;
 }
 
@@ -53,9 +56,10 @@ struct Training : Learner<Real> {
   /// Element i of a dataset that was filled with value().
   float kept(const std::string& dataset, std::uint64_t i) const {
     const Hyperparameters rule = hyperparameters(config, table.find(dataset.substr(dataset.rfind('/') + 1)));
-    const StateFormat format = dataset.starts_with("/weights/")         ? rule.master
-                               : dataset.starts_with("/adam/gradient/") ? StateFormat::fp32
-                                                                        : rule.moments;
+    const auto in = [&](const char* group) { return dataset.starts_with(group); };
+    const StateFormat format = in("/weights/")                                             ? rule.master
+                               : in("/adam/gradient/") || in("/outer/") || in("/average/") ? StateFormat::fp32
+                                                                                           : rule.moments;
     const float x = value(dataset, i);
     return format == StateFormat::bf16 ? kernels::round_to_bf16(x) : x;
   }

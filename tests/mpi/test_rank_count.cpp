@@ -108,6 +108,24 @@ TEST(RankCount, LossesOfBranchesThatStartAtZeroAgreeOnAnyNumberOfRanks) {
   expect_same_training(config, ops::on_host ? 1e-7 : tolerance, ", zero branches");
 }
 
+/// With gates that Muon updates in every step, others that Adam updates in every other one, and an outer step.
+TEST(RankCount, LossesWithGatesByMuonAndAnOuterStepAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  config.model.residual = Residual::scaled;
+  config.model.value_path = ValuePath::none;
+  config.model.gated_layers = {0, 1, 2, 4, 5};
+  config.model.smear = true;
+  config.optimizer.adam_period = 2;
+  config.optimizer.normuon_beta = 0.9;
+  config.optimizer.outer_every = 3;
+  const std::vector<double> by_adam = losses_on(1, config);
+  config.group = {{{"*_gate"}, 0.05}};
+  config.group[0].rule = GroupRule::muon;
+  EXPECT_NE(losses_on(1, config), by_adam);
+  expect_same_training(config, tolerance, ", gates by Muon");
+}
+
 /// With what Adam keeps in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();

@@ -41,7 +41,7 @@ Strings lines_of_changes(const Config& before, const Config& after) {
 }
 
 /// A deck with the defaults of all keys, also of those of rows.
-const std::string rows = "[[stage]]\n[[group]]\n";
+const std::string rows = "[[stage]]\n[[group]]\n[[average]]\n";
 
 /// Lines of a resolved deck that differ from those of another, by default of the empty deck.
 std::vector<std::string> changed_lines(const Config& config, const Config& other = {}) {
@@ -95,6 +95,7 @@ TEST(Config, EveryMemberHasARow) {
   EXPECT_EQ(rows_of("comm"), member_count<CommConfig>());
   EXPECT_EQ(rows_of("stage"), member_count<StageConfig>());
   EXPECT_EQ(rows_of("group"), member_count<GroupConfig>());
+  EXPECT_EQ(rows_of("average"), member_count<AverageConfig>());
 }
 
 // Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
@@ -126,6 +127,7 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"fp8\"",
                                            "\"adam\"",
                                            "\"plain\"",
+                                           "\"muon\"",
                                            "\"cosine\"",
                                            "\"cb_nodes=1\"",
                                            "[0.5]"};

@@ -156,3 +156,16 @@ TEST(CheckOptimizer, MuonAndGroups) {
   EXPECT_EQ(rule({}, data + "[[group]]\nlr = 1\n"), "d.toml:4: group.0.tensors names no tensors");
   EXPECT_EQ(rule({}, data + "[[group]]\nlr = 1\ntensors = [\"head\"]\n"), "");
 }
+
+TEST(CheckAverages, HaveTensorsStepsAndARate) {
+  const auto row = [](const std::string& keys) { return rule({}, data + "[[average]]\n" + keys); };
+  const std::string tensors = "tensors = [\"head\"]\n", rate = "rate = 0.1\n", from_last = "from_last = 9\n";
+  EXPECT_EQ(row(tensors + rate + from_last), "");
+  EXPECT_EQ(row(tensors + rate + "from_last = 1770\n"), "");
+  EXPECT_EQ(row(rate + from_last), "d.toml:4: average.0.tensors names no tensors");
+  EXPECT_EQ(row(tensors + from_last), "d.toml:4: average.0.rate must be above 0");
+  EXPECT_EQ(row(tensors + rate), "d.toml:4: average.0.from_last = 0 must be from 1 to train.steps = 1770");
+  EXPECT_EQ(row(tensors + rate + "from_last = 1771\n"),
+            "d.toml:7: average.0.from_last = 1771 must be from 1 to train.steps = 1770");
+  EXPECT_EQ(row(tensors + "rate = 2\n"), "d.toml:6: average.0.rate: got 2, allowed: number, from 0 to 1");
+}

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/tiny_config.hpp"
 
 namespace nanorun {
@@ -92,6 +93,57 @@ TEST(Hyperparameters, FormatsAreAdams) {
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
   config.train.untie_step = -1;
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+}
+
+Config gated_config() {
+  Config config = tiny_config();
+  config.model.residual = Residual::scaled;
+  config.model.value_path = ValuePath::none;
+  config.model.gated_layers = {1, 2};
+  config.model.smear = true;
+  config.group = {{{"block.*.attention_gate"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::bf16}};
+  config.group[0].rule = GroupRule::muon;
+  return config;
+}
+
+TEST(Hyperparameters, GatesMayBeMuons) {
+  Config config = gated_config();
+  config.optimizer.muon_decay = 1.5;
+  const ParameterTable table = parameter_table(config);
+  EXPECT_EQ(table.layout(), ParameterTable(config.model).layout());
+  const Parameter& gate = table.find("block.2.attention_gate");
+  EXPECT_EQ(gate.group, Group::scalar_matrix);
+  EXPECT_EQ(table.find("smear_gate").group, Group::scalar);
+  EXPECT_EQ(ParameterTable(config.model).find("block.2.attention_gate").group, Group::scalar);
+  const Hyperparameters hyper = hyperparameters(config, gate);
+  EXPECT_EQ(hyper.rule, Rule::muon);
+  EXPECT_EQ(hyper.lr, 0.1);
+  EXPECT_EQ(hyper.decay, 1.5);
+  EXPECT_EQ(hyper.master, StateFormat::bf16);
+  EXPECT_EQ(hyper.moments, StateFormat::bf16);
+  EXPECT_EQ(group_warnings(config, table), std::vector<std::string>{});
+  const auto bucket = std::ranges::find(table.buckets(), Group::scalar_matrix, &Bucket::group);
+  ASSERT_NE(bucket, table.buckets().end());
+  EXPECT_EQ(bucket->units, 2u);
+  EXPECT_EQ(bucket->unit_size, gate.size());
+  EXPECT_EQ(bucket->rows, config.model.heads);
+}
+
+TEST(Hyperparameters, MuonDoesNotUpdateEverything) {
+  const auto error = [](const Config& config) {
+    return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks);
+  };
+  Config config = gated_config();
+  EXPECT_EQ(error(config), "");
+  config.group[0].tensors = {"head"};
+  EXPECT_EQ(error(config),
+            "group.0.rule = \"muon\": head is neither a matrix of the blocks nor learned scalars of rows and columns");
+  config.group[0].tensors = {"block.0.qkv"};
+  EXPECT_EQ(error(config), "");
+  config.optimizer.matrix_rule = MatrixRule::adam;
+  EXPECT_EQ(error(config),
+            "group.0.rule = \"muon\": block.0.qkv is a matrix of the blocks, which optimizer.matrix_rule = \"adam\" "
+            "updates");
 }
 
 TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {

@@ -180,7 +180,7 @@ void expect_counted(int before, int steps, int after, int counted) {
   const std::vector<Slab<double>> from = first.optimizer.slabs(), to = second.optimizer.slabs_to_fill();
   ASSERT_EQ(from.size(), to.size());
   for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i].data, to[i].data.begin());
-  second.optimizer.restore(first.optimizer.keeps_gradients(steps));
+  second.optimizer.restore({.gradients_wait = first.optimizer.keeps_gradients(steps)});
   const double m = value_of(second, "/adam/m/"), beta1 = config.optimizer.adam_beta1;
   int step = steps;
   while ((step + 1) % after != 0) step_adding(second, step++);
