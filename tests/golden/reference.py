@@ -21,8 +21,7 @@ from later_keys import LATER
 
 # The keys that decide the computation, with the defaults of the program; other sections of a deck are ignored.
 DEFAULTS = {
-    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10,
-            "reproducible": False},
+    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10, "reproducible": False},
     "model": {
         "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4, "init_scale": 1,
         "norm_eps": 0.0078125, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],
@@ -464,8 +463,7 @@ def main():
     parser.add_argument("--threads", type=int, help="threads of PyTorch")
     parser.add_argument("--timing", action="store_true", help="print steps; add tokens per second and peak memory")
     arguments = parser.parse_intermixed_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
     deck = read_deck(arguments.deck, arguments.overrides)
     end_of_text = deck.model.vocabulary - 1 if arguments.end_of_text is None else arguments.end_of_text
     steps = deck.train.steps if arguments.steps_limit is None else min(arguments.steps_limit, deck.train.steps)
