@@ -90,14 +90,25 @@ void OwnedBucket<T>::round_weights(kernels::Stream stream) const {
 
 template <class T>
 void OwnedBucket<T>::round_state(kernels::Stream stream) const {
-  const auto round = [&](const StateSpan<T>& span, StateFormat format, const Segment& segment) {
-    if (format == StateFormat::bf16 && !span.wide.empty()) {
-      ops::round_as_bf16<Master>(stream, span.wide.subspan(segment.first, segment.size));
-    }
+  const auto round = [&](const StateSpan<T>& span, StateFormat format, std::size_t first, std::size_t size) {
+    if (format == StateFormat::bf16 && !span.wide.empty() && size > 0)
+      ops::round_as_bf16<Master>(stream, span.wide.subspan(first, size));
   };
-  for (const Segment& segment : segments) {
-    round(master, segment.hyper.master, segment);
-    for (const StateSpan<T>& kept : state) round(kept, segment.hyper.moments, segment);
+  for (const Segment& segment : segments) round(master, segment.hyper.master, segment.first, segment.size);
+  // A state may have fewer elements than its tensor, such as one for each row.
+  std::vector<std::size_t> used(state.size());
+  auto segment = segments.begin();
+  std::size_t first = 0;
+  for (const OwnedRows& rows : tensors) {
+    if (rows.size() == 0) continue;
+    if (first == segment->first + segment->size) ++segment;
+    const std::vector<StateTensor> kept = rule->state(rows);
+    for (std::size_t k = 0; k < kept.size(); ++k) {
+      const std::size_t size = kept[k].rows.size();
+      round(state[k], segment->hyper.moments, used[k], size);
+      used[k] += size;
+    }
+    first += rows.size();
   }
 }
 

@@ -60,6 +60,27 @@ TEST(Checkpoint, RestoresEveryBitAndTheProgress) {
   verify_checkpoint(test_comm(), folder / "c/checkpoint_00000007.h5");
 }
 
+/// Muon keeps fewer second moments of a gate than the gate has elements.
+TEST(Checkpoint, GatesInBf16LeaveOtherTensorsAsTheyAre) {
+  Config config = small_config();
+  config.model.residual = Residual::scaled;
+  config.model.value_path = ValuePath::none;
+  config.model.gated_layers = {0, 1, 3};
+  config.model.smear = true;
+  config.optimizer.normuon_beta = 0.95;
+  config.group = {{.tensors = {"block.*.attention_gate"}}};
+  config.group[0].rule = GroupRule::muon;
+  config.group[0].master = config.group[0].moments = StateFormat::bf16;
+  Training run(test_comm(), 7, config);  // fills the slabs and rounds what the deck has in bf16
+  for (const Slab<float>& slab : run.optimizer.slabs()) {
+    const bool rounded = contains(slab.dataset, "attention_gate");
+    for (std::size_t i = 0; i < slab.data.size(); ++i) {
+      const float before = value(slab.dataset, slab.first_row * slab.cols + i, 7);
+      ASSERT_EQ(slab.data[i], rounded ? kernels::round_to_bf16(before) : before) << slab.dataset << " " << i;
+    }
+  }
+}
+
 TEST(Checkpoint, AnyRankCountReadsWhatAnotherWrote) {
   const SharedFolder folder;
   save_steps(folder / "all", {1});
