@@ -3,10 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <set>
 
 #include "src/base/files.hpp"
+#include "src/base/threads.hpp"
 #include "src/comm/shared_files.hpp"
 #include "src/config/config_keys.hpp"
 #include "src/optimizer/update_rule.hpp"
@@ -17,14 +19,16 @@ namespace nanorun {
 
 namespace {
 
-/// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m".
-std::vector<std::string> tensor_groups() {
+/// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m"; "/average/0" and so on only where
+/// the file has averages, since HDF5 takes its time to look for what is not there.
+std::vector<std::string> tensor_groups(const h5::File& file) {
   std::vector<std::string> groups{"/weights"};
   for (const RuleTraits& rule : all_rules()) {
     for (const StateGroup& state : rule.state) groups.push_back(state.prefix.substr(0, state.prefix.size() - 1));
   }
   for (const char* const group : {"/outer/weights", "/outer/momentum"}) groups.emplace_back(group);
-  for (std::size_t row = 0; row < max_rows; ++row) groups.push_back(fmt::format("/average/{}", row));
+  const std::size_t averages = file.exists("/average") ? max_rows : 0;
+  for (std::size_t row = 0; row < averages; ++row) groups.push_back(fmt::format("/average/{}", row));
   return groups;
 }
 
@@ -53,22 +57,33 @@ void write_rows(Comm& comm, const std::string& path, std::uint64_t version, cons
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Reads the slab's rows, which lie at `object`, and returns their checksum. They go to slab.data; if it is empty, they
-/// only pass through `buffer`.
-std::uint64_t read_rows(const h5::File& file, const std::string& object, const Slab<float>& slab,
-                        std::vector<float>& buffer) {
-  constexpr std::uint64_t buffer_elements = 1 << 22;  // enough for many threads
-  const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, buffer_elements / slab.cols);
-  std::uint64_t sum = 0;
-  for (std::uint64_t row = 0; row < slab.row_count; row += rows_at_once) {
-    const std::uint64_t rows = std::min(rows_at_once, slab.row_count - row);
-    const std::size_t count = rows * slab.cols;
-    if (slab.data.empty() && buffer.size() < count) buffer.resize(count);
-    const std::span<float> into =
-        slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(row * slab.cols, count);
-    file.read<float>(object, {slab.first_row + row, 0}, {rows, slab.cols}, into);
-    sum += h5::checksum_by_threads(into, (slab.first_row + row) * slab.cols);
-  }
+/// The number of the byte at which a tensor's values begin. Throws where the file ends before they do.
+std::uint64_t first_byte_of(const h5::File& file, const std::string& object, const Slab<float>& slab) {
+  const std::uint64_t first = file.first_byte<float>(object);
+  const std::uint64_t bytes = slab.total_rows * slab.cols * sizeof(float);
+  const std::uint64_t size = file_size(file.path(), ExitCode::checkpoint);
+  if (first <= size && bytes <= size - first) return first;
+  throw checkpoint_damage(
+      fmt::format("{}: {}: lies behind the end of the file; the file is damaged", file.path(), object));
+}
+
+/// Reads the slab's rows by several threads, past HDF5, and returns their checksum. The tensor's values begin at
+/// `first_byte`. They go to slab.data; if it is empty, they only pass through buffers.
+std::uint64_t read_rows(const Descriptor& file, const std::string& path, std::uint64_t first_byte,
+                        const Slab<float>& slab) {
+  constexpr std::size_t least = 1 << 18, most = 1 << 22;  // elements of a thread, and of one read
+  const std::uint64_t first = slab.first_row * slab.cols;
+  std::atomic<std::uint64_t> sum = 0;
+  in_parts(slab.row_count * slab.cols, least, [&](std::size_t begin, std::size_t end) {
+    std::vector<float> buffer(slab.data.empty() ? std::min(most, end - begin) : 0);
+    for (std::size_t at = begin; at < end; at += most) {
+      const std::size_t count = std::min(most, end - at);
+      const std::span<float> into = slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(at, count);
+      read_at(file, path, first_byte + (first + at) * sizeof(float), std::as_writable_bytes(into),
+              ExitCode::checkpoint);
+      sum += h5::checksum<float>(into, first + at);
+    }
+  });
   return sum;
 }
 
@@ -118,7 +133,8 @@ void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::u
 std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
   std::set<std::string> known{"/deck", "/shards", "/mlp_maxima"};
   std::vector<std::string> parents{"/"};
-  for (const std::string& group : tensor_groups()) {
+  const std::vector<std::string> groups = tensor_groups(file);
+  for (const std::string& group : groups) {
     known.insert(group);
     const std::string parent = group.substr(0, group.rfind('/'));
     if (!parent.empty() && known.insert(parent).second) parents.push_back(parent + "/");
@@ -130,7 +146,7 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
     }
   }
   std::vector<std::string> tensors;
-  for (const std::string& group : tensor_groups()) {
+  for (const std::string& group : groups) {
     if (file.exists(group)) add_tensors(tensors, file, header.version, group);
   }
   if (tensors.size() == header.tensors) return tensors;
@@ -225,11 +241,12 @@ void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& h
   Sums sums, stored;
   comm.together([&] {
     const h5::File file = open(path);
-    std::vector<float> buffer;
+    const Descriptor values = open_to_read(path, ExitCode::checkpoint);
     for (const Slab<float>& slab : slabs) {
       const std::string object = path_in_file(slab.dataset, header.version);
       if (comm.root()) stored.push_back(file.read_integer_attribute(object, "checksum"));
-      sums.push_back(read_rows(file, object, slab, buffer));
+      const std::uint64_t first_byte = slab.row_count == 0 ? 0 : first_byte_of(file, object, slab);
+      sums.push_back(read_rows(values, path, first_byte, slab));
     }
   });
   comm.all_reduce(std::span(sums), Reduce::sum);

@@ -43,7 +43,8 @@ void compare(int count, int rows, int cols, double beta, bool cautious, bool rou
     g.expect_match("g", 0, 0);
   }
   const double spacing = rounds ? 0x1p-7 : 1e-5;
-  momentum.expect_match("momentum", 1e-6, spacing);
+  // An element near zero has the neighbours of the larger ones of which it is the difference.
+  momentum.expect_match("momentum", rounds ? 0x1p-8 : 1e-6, spacing);
   moments.expect_match("second moment", 1e-6, spacing);
   w.expect_match("w", rounds ? 0x1p-7 : 2e-5, spacing);
   for (const int i : {0, 1}) EXPECT_NEAR(squares.added(i), host_squares[i], (rounds ? 1e-2 : 1e-5) * host_squares[i]);

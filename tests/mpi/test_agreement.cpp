@@ -18,6 +18,7 @@ namespace {
 TEST(Agreement, NothingIsRequested) {
   const Requests requests = agree(test_comm(), {}, {});
   EXPECT_FALSE(requests.unread);
+  EXPECT_FALSE(requests.writes);
   EXPECT_EQ(requests.stop, StopReason::none);
 }
 
@@ -27,8 +28,9 @@ TEST(Agreement, LargestReasonOfAnyRank) {
   StopReason own = first ? StopReason::walltime : StopReason::none;
   if (last) own = StopReason::terminate;
   std::vector<double> ones = {1, 2};
-  const Requests requests = agree(test_comm(), {last, own}, ones);
+  const Requests requests = agree(test_comm(), {.unread = last, .writes = first, .stop = own}, ones);
   EXPECT_TRUE(requests.unread);
+  EXPECT_TRUE(requests.writes);
   EXPECT_EQ(requests.stop, StopReason::terminate);
   EXPECT_EQ(ones, (std::vector<double>{1.0 * test_comm().size(), 2.0 * test_comm().size()}));
 }

@@ -165,6 +165,24 @@ TEST(Averages, GoOnFromTheirSlabs) {
     EXPECT_EQ(whole.values(parameter), second.values(parameter)) << parameter.name;
 }
 
+/// The average, and on hosts the copy of the masters while the last validation reads the averaged weights; the copy is
+/// of whole buckets.
+TEST(Averages, TakeMemoryThatIsPlanned) {
+  const Config with = averaging({{{"head", "block.1.qkv.v"}, 5, 1, 0.5, 1}}), without = averaging({});
+  const ParameterTable table(with.model);
+  const auto bytes = [&](const Config& config) {
+    return static_cast<double>(Optimizer<Real>::state_bytes(config, table, NodeLayout(), 0));
+  };
+  const std::size_t head = table.find("head").size(), qkv = table.find("block.1.qkv").size();
+  std::size_t kept = head;
+  for (const Bucket& bucket : table.buckets()) {
+    const std::size_t offset = table.find("block.1.qkv").offset;
+    if (bucket.offset <= offset && offset < bucket.offset + bucket.size()) kept += bucket.size();
+  }
+  const auto expected = static_cast<double>(head + qkv / 3 + (ops::on_host ? kept : 0)) * sizeof(float);
+  EXPECT_NEAR(bytes(with) - bytes(without), expected, 1024);  // tensors are aligned
+}
+
 /// Where a run goes on with a longer window, the restored weights are the first sample.
 TEST(Averages, MayBeginWithTheRestoredWeights) {
   Fixture f(averaging({{{"head"}, 8, 1, 0.25, 1}}));
