@@ -59,6 +59,12 @@ void check_stage(Rules& rules, int i) {
   rules.require(stage.longest_document == 0 || config.data.packing == Packing::documents,
                 {key("longest_document"), "data.packing"}, "{} needs data.packing = \"documents\"",
                 key("longest_document"));
+  const int columns = padded_vocabulary(config.model);
+  rules.require(stage.candidates % 128 == 0 && stage.candidates <= columns, {key("candidates"), "model.vocabulary"},
+                "{} = {} must be a multiple of 128, and at most the {} columns of the LM head", key("candidates"),
+                stage.candidates, columns);
+  rules.require(stage.candidates == 0 || !config.model.head_bias, {key("candidates"), "model.head_bias"},
+                "{} needs a LM head without model.head_bias", key("candidates"));
 }
 
 /// Refuses keys that the keys of stages replace. A key with its default value counts as not given.

@@ -56,6 +56,11 @@ std::vector<Key> stage_keys() {
       {NANORUN_ROW_KEY(stage, prefix), trains, at_least(0),
        "weight in the loss of the next token's prefix (data.prefix_table), at the stage's first step"},
       {NANORUN_ROW_KEY(stage, prefix_end), trains, minus_one_or_at_least(0), "the same at its end; -1: it stays"},
+      {NANORUN_ROW_KEY(stage, candidates), trains, between(0, 65536),
+       "columns of the LM head that the softmax of a training sequence covers: its targets, and others that change "
+       "with "
+       "step and sequence, without any correction; a multiple of 128, at least as many as a sequence has different "
+       "targets; 0: all columns, as in validation"},
   };
 }
 

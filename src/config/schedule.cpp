@@ -114,6 +114,20 @@ Targets targets_at(const Config& config, long step) {
   return targets;
 }
 
+CandidateDraw candidate_draw(const Config& config, long step, int sequence) {
+  if (config.stage.empty()) return {};
+  const std::int64_t count = config.stage[stage_of(config, step)].candidates;
+  const std::int64_t columns = padded_vocabulary(config.model);
+  const std::int64_t first = columns * sequence / config.train.sequences;
+  return {static_cast<int>(count), static_cast<int>((first + step % columns * (count + 1)) % columns)};
+}
+
+int most_candidates(const Config& config) {
+  int most = 0;
+  for (const StageConfig& stage : config.stage) most = std::max(most, stage.candidates);
+  return most;
+}
+
 std::optional<double> loss_weights(const Config& config, long step) {
   const Targets targets = targets_at(config, step);
   if (targets.count == 1 && targets.weights[0] == 1 && targets.prefix_weight == 0) return std::nullopt;

@@ -49,6 +49,16 @@ struct Targets {
   double prefix_weight = 0;
 };
 Targets targets_at(const Config& config, long step);
+/// Which columns of the LM head the softmax of a training sequence covers, see src/data/candidates.hpp.
+struct CandidateDraw {
+  int count = 0;  ///< 0: all
+  int start = 0;  ///< where on their walk the draw of columns that are no targets begins
+};
+/// For sequence `sequence` of the train.sequences of a step. Any rank that has the sequence draws the same columns.
+CandidateDraw candidate_draw(const Config& config, long step, int sequence);
+/// The most columns that are drawn at any step; 0 where no stage draws any.
+int most_candidates(const Config& config);
+
 /// Sum of the targets' weights at a step whose loss is a weighted sum over several targets; absent at a step whose loss
 /// is the cross-entropy of the next token.
 std::optional<double> loss_weights(const Config& config, long step);

@@ -15,11 +15,15 @@ using kernels::Workspace;
 using kernels::WorkspaceAllocator;
 
 struct Uploader::Layout {
-  Layout(int length, const ModelConfig& model, Workspace space) {
+  Layout(int length, const ModelConfig& model, int candidate_count, Workspace space) {
     WorkspaceAllocator allocator(space);
     const auto rows = [&] { return take_vector<std::int32_t>(allocator, length); };
     tokens = take_vector<Token>(allocator, length);
     targets = take_vector<Token>(allocator, length);
+    if (candidate_count > 0) {
+      candidates = take_vector<std::int32_t>(allocator, candidate_count);
+      candidate_prefixes = take_vector<std::int32_t>(allocator, candidate_count);
+    }
     order = rows();
     if (model.bigram_rows > 0) {
       bigrams = rows();
@@ -33,13 +37,12 @@ struct Uploader::Layout {
   }
 
   DeviceSequence view() const {
-    return {tokens,           targets,           order,
-            bigrams,          bigram_order,      bigram_signs,
-            long_mask.view(), short_mask.view(), paired_mask.view()};
+    return {tokens,       targets,          candidates,        candidate_prefixes, order, bigrams, bigram_order,
+            bigram_signs, long_mask.view(), short_mask.view(), paired_mask.view()};
   }
 
   std::span<Token> tokens, targets;
-  std::span<std::int32_t> order, bigrams, bigram_order, bigram_signs;
+  std::span<std::int32_t> candidates, candidate_prefixes, order, bigrams, bigram_order, bigram_signs;
   Mask long_mask, short_mask, paired_mask;
   std::size_t bytes;
 };
@@ -62,7 +65,9 @@ Uploader::Uploader(int length, const Config& config, Token end_of_text, Stream u
       upload_(upload),
       tokens_(1 + std::numeric_limits<Token>::max()),
       bigrams_(config.model.bigram_rows),
-      slots_{Slot(Layout(length, config.model, {}).bytes), Slot(Layout(length, config.model, {}).bytes)} {
+      candidates_(padded_vocabulary(config.model)),
+      slots_{Slot(Layout(length, config.model, most_candidates(config), {}).bytes),
+             Slot(Layout(length, config.model, most_candidates(config), {}).bytes)} {
   for (Slot& slot : slots_) {
     ops::record(upload_, slot.uploaded);
     ops::record(upload_, slot.consumed);
@@ -76,12 +81,26 @@ Uploader::~Uploader() {
   }
 }
 
-void Uploader::fill(Layout& host, const Sequence& sequence, Windows windows) {
+void Uploader::fill_targets(Layout& host, std::span<const Token> targets, CandidateDraw draw) {
+  if (draw.count == 0) {
+    std::ranges::copy(targets, host.targets.begin());
+    return;
+  }
+  candidates_.draw(host.candidates, targets, draw.start);
+  std::ranges::transform(targets, host.targets.begin(),
+                         [&](Token target) { return static_cast<Token>(candidates_.index(target)); });
+  std::ranges::transform(host.candidates, host.candidate_prefixes.begin(), [&](std::int32_t column) {
+    const std::int32_t prefix = column < std::ssize(prefixes_) ? prefixes_[column] : CandidateSampler::none;
+    return prefix < 0 ? CandidateSampler::none : candidates_.index(prefix);
+  });
+}
+
+void Uploader::fill(Layout& host, const Sequence& sequence, Windows windows, CandidateDraw draw) {
   const WindowKind kind = config_.window.kind;
   const ModelConfig& model = config_.model;
   const int row_length = config_.data.packing == Packing::rows ? config_.data.row_length : 0;
   std::ranges::copy(sequence.tokens, host.tokens.begin());
-  std::ranges::copy(sequence.targets, host.targets.begin());
+  fill_targets(host, sequence.targets, draw);
   tokens_.sort<Token>(host.order, sequence.tokens);
   host.long_mask.build(sequence.tokens, end_of_text_, kind, windows.long_tokens, row_length);
   host.short_mask.build(sequence.tokens, end_of_text_, kind, windows.short_tokens, row_length);
@@ -95,7 +114,8 @@ void Uploader::fill(Layout& host, const Sequence& sequence, Windows windows) {
   if (model.bigram_sign_rows > 0) bigram_sign_rows(host.bigram_signs, sequence.tokens, model.bigram_sign_rows);
 }
 
-DeviceSequence Uploader::load(Trace& trace, Stream compute, const Sequence& sequence, Windows windows) {
+DeviceSequence Uploader::load(Trace& trace, Stream compute, const Sequence& sequence, Windows windows,
+                              CandidateDraw draw) {
   const auto length = static_cast<int>(sequence.tokens.size());
   if (length > length_ || sequence.targets.size() != sequence.tokens.size()) {
     throw Error(ExitCode::internal, fmt::format("sequence of {} tokens and {} targets for {}", sequence.tokens.size(),
@@ -104,8 +124,8 @@ DeviceSequence Uploader::load(Trace& trace, Stream compute, const Sequence& sequ
   current_ = 1 - current_;
   Slot& slot = slots_[current_];
   ops::synchronize(slot.uploaded);  // two sequences ago: the host's buffer is free
-  Layout host(length, config_.model, slot.host.space());
-  fill(host, sequence, windows);
+  Layout host(length, config_.model, draw.count, slot.host.space());
+  fill(host, sequence, windows, draw);
 
   ops::wait(upload_, slot.consumed);
   {
@@ -114,7 +134,7 @@ DeviceSequence Uploader::load(Trace& trace, Stream compute, const Sequence& sequ
   }
   ops::record(upload_, slot.uploaded);
   ops::wait(compute, slot.uploaded);
-  return Layout(length, config_.model, slot.device.space()).view();
+  return Layout(length, config_.model, draw.count, slot.device.space()).view();
 }
 
 void Uploader::release(Stream compute) { ops::record(compute, slots_[current_].consumed); }

@@ -10,6 +10,7 @@
 #include "src/base/arena.hpp"
 #include "src/config/config.hpp"
 #include "src/config/schedule.hpp"
+#include "src/data/candidates.hpp"
 #include "src/data/mask.hpp"
 #include "src/measure/trace.hpp"
 
@@ -43,7 +44,11 @@ class RowSorter {
 /// with paired heads.
 struct DeviceSequence {
   std::span<const kernels::Token> tokens;
+  /// Columns of the LM head; with candidates, where they lie among these.
   std::span<const kernels::Token> targets;
+  std::span<const std::int32_t> candidates;  ///< columns of the LM head that the softmax covers; empty: all
+  /// For each candidate where the prefix of its token lies among them, -1: nowhere; empty without prefixes.
+  std::span<const std::int32_t> candidate_prefixes;
   std::span<const std::int32_t> order;         ///< positions sorted by token (RowSorter)
   std::span<const std::int32_t> bigrams;       ///< row of the bigram table for each position; empty without a table
   std::span<const std::int32_t> bigram_order;  ///< positions sorted by that row
@@ -60,10 +65,14 @@ class Uploader {
   Uploader(const Uploader&) = delete;
   Uploader& operator=(const Uploader&) = delete;
 
+  /// The prefix of each token of the vocabulary, -1 for none (kernels/lm_head/lm_head.hpp); candidates have theirs.
+  void set_prefixes(std::span<const std::int32_t> prefixes) { prefixes_.assign(prefixes.begin(), prefixes.end()); }
+
   /// Enqueues the upload of a sequence. Work that is enqueued on `compute` after the call may read the result; the
   /// host's tokens are not needed any more. Each load() is followed by a release(). Throws Error(internal) where the
   /// sequence has more than `length` tokens, or not as many targets.
-  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, Windows windows);
+  DeviceSequence load(Trace& trace, kernels::Stream compute, const Sequence& sequence, Windows windows,
+                      CandidateDraw draw = {});
   /// Called once all work on the sequence of the last load() has been enqueued on `compute`.
   void release(kernels::Stream compute);
 
@@ -80,13 +89,16 @@ class Uploader {
 
   /// What a slot holds for a sequence, in host and in device memory alike.
   struct Layout;
-  void fill(Layout& host, const Sequence& sequence, Windows windows);
+  void fill(Layout& host, const Sequence& sequence, Windows windows, CandidateDraw draw);
+  void fill_targets(Layout& host, std::span<const kernels::Token> targets, CandidateDraw draw);
 
   int length_;
   const Config& config_;
   kernels::Token end_of_text_;
   kernels::Stream upload_;
   RowSorter tokens_, bigrams_;
+  CandidateSampler candidates_;
+  std::vector<std::int32_t> prefixes_;
   std::array<Slot, 2> slots_;
   int current_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
+#include "src/model/sampled_lm_head.hpp"
 #include "src/model/topology.hpp"
 
 namespace nanorun {
@@ -234,11 +235,11 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
 template <class T>
 void Activations<T>::allocate_workspace(const Config& config, WorkspaceAllocator& allocator) {
   const ModelConfig& model = config.model;
-  const kernels::LmHeadPrecision precision = training() ? lm_head_precision(config) : kernels::LmHeadPrecision::working;
-  const std::size_t bytes =
-      std::max({allocate_scratch(config, {}),
-                ops::lm_head_workspace<T>(length, padded_vocabulary(model), model.width, precision),
-                training() ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
+  const std::size_t head = training() ? SampledLmHead<T>::training_workspace(config, length)
+                                      : ops::lm_head_workspace<T>(length, padded_vocabulary(model), model.width,
+                                                                  kernels::LmHeadPrecision::working);
+  const std::size_t bytes = std::max(
+      {allocate_scratch(config, {}), head, training() ? ops::embedding_backward_workspace<T>(length, model.width) : 0});
   workspace = {allocator.take<std::byte>(bytes), bytes};
   if (workspace.data() != nullptr) allocate_scratch(config, workspace);
 }

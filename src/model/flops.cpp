@@ -9,11 +9,15 @@ namespace nanorun {
 Flops::Flops(const Config& config, const ParameterTable& table)
     : config_(config), blocks_(block_plans(config.model, Mode::training)) {
   for (const Parameter& p : table.parameters()) {
-    if (p.group == Group::matrix || p.group == Group::lm_head) weights_ += static_cast<double>(p.size());
+    if (p.group == Group::matrix) weights_ += static_cast<double>(p.size());
   }
 }
 
-double Flops::per_sequence_6nd(long step) const { return 6 * weights_ * length_at(config_, step); }
+double Flops::per_sequence_6nd(long step) const {
+  const int candidates = candidate_draw(config_, step, 0).count;
+  const double columns = candidates == 0 ? padded_vocabulary(config_.model) : candidates;
+  return 6 * (weights_ + columns * config_.model.width) * length_at(config_, step);
+}
 
 double Flops::per_sequence(long step) const {
   const double tokens = length_at(config_, step);

@@ -6,6 +6,7 @@
 
 #include "src/base/instantiate.hpp"
 #include "src/measure/profile.hpp"
+#include "src/model/sampled_lm_head.hpp"
 
 namespace nanorun {
 
@@ -91,16 +92,30 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
     Region region(trace, Phase::head);
     if (!accumulate.others && !accumulate.cleared) ops::fill<Gradient>(stream_, d_others_, 0);
     if (hooks.enter) hooks.enter(config_.model.layers);
-    ops::lm_head_loss_backward<T>(
-        stream_, loss_.device(), a.d_final_norm, parameters_.gradient("head"),
-        kernels::accumulate_if(accumulate.others), gains_.forward(stream_, a, a.final_norm.n, "final_gain"),
-        parameters_.weight("head"), sequence.targets, lm_head_options(step), a.workspace, lm_head_bias(),
-        config_.model.head_bias ? parameters_.d_vector("head_bias") : kernels::Vec<Gradient>());
+    lm_head_forward_backward(a, sequence, step, kernels::accumulate_if(accumulate.others));
   }
   if (hooks.leave) hooks.leave(config_.model.layers);
   Region region(trace, Phase::backward);
   backward(a, feed, kernels::accumulate_if(accumulate.matrices), hooks);
   training_uploader_->release(stream_);
+}
+
+/// Adds to the loss, and makes the gradients of the LM head and of the final norm.
+template <class T>
+void Model<T>::lm_head_forward_backward(Activations<T>& a, const DeviceSequence& sequence, long step, Output output) {
+  const Mat<const T> x = gains_.forward(stream_, a, a.final_norm.n, "final_gain");
+  const Mat<const T> w = parameters_.weight("head");
+  const Mat<Gradient> d_w = parameters_.gradient("head");
+  kernels::LmHeadOptions options = lm_head_options(step);
+  if (sequence.candidates.empty()) {
+    ops::lm_head_loss_backward<T>(
+        stream_, loss_.device(), a.d_final_norm, d_w, output, x, w, sequence.targets, options, a.workspace,
+        lm_head_bias(), config_.model.head_bias ? parameters_.d_vector("head_bias") : kernels::Vec<Gradient>());
+    return;
+  }
+  if (!options.prefix.empty()) options.prefix = sequence.candidate_prefixes;
+  SampledLmHead<T>::loss_backward(stream_, loss_.device(), a.d_final_norm, d_w, output, x, w, sequence, options,
+                                  a.workspace);
 }
 
 template <class T>

@@ -57,7 +57,7 @@ class Model {
 
   /// Sends a training sequence to the device, for the next forward_backward(). While the device works, this costs no
   /// time.
-  DeviceSequence upload(Trace& trace, const Sequence& sequence, Windows windows);
+  DeviceSequence upload(Trace& trace, const Sequence& sequence, Windows windows, CandidateDraw draw = {});
 
   /// Forward and backward pass of a sequence at a step. Replaces gradients by those of the sequence's loss, or adds to
   /// them, and adds the sum of the tokens' losses to loss(). Does not wait for the device.
@@ -94,6 +94,7 @@ class Model {
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
+  void lm_head_forward_backward(Activations<T>& a, const DeviceSequence& sequence, long step, kernels::Output output);
   void backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const LayerHooks& hooks);
   void unet_block_forward(Activations<T>& a, const Feed<T>& feed, const BlockPlan& plan);
   void unet_block_backward(Activations<T>& a, const Feed<T>& feed, kernels::Output d_matrices, const BlockPlan& plan);

@@ -53,10 +53,16 @@ kernels::LmHeadOptions lm_head_options(const Config& config) {
 
 template <class T>
 std::size_t activation_bytes(const Config& config, Mode mode) {
-  WorkspaceAllocator training({}), validation({});
-  if (mode == Mode::training) Activations<T>(config, longest_length(config), Mode::training, training);
-  Activations<T>(config, config.validation.length, Mode::evaluation, validation);
-  return std::max(training.used(), validation.used());
+  const auto bytes = [&](int length, Mode of) {
+    WorkspaceAllocator allocator({});
+    Activations<T>(config, length, of, allocator);
+    return allocator.used();
+  };
+  std::size_t most = bytes(config.validation.length, Mode::evaluation);
+  if (mode == Mode::evaluation) return most;
+  // A longer sequence may need less, where the softmax covers fewer columns.
+  for (const int length : training_lengths(config)) most = std::max(most, bytes(length, Mode::training));
+  return most;
 }
 
 }  // namespace
@@ -106,6 +112,7 @@ const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, std::
 
 template <class T>
 void Model<T>::set_prefixes(std::span<const std::int32_t> prefixes) {
+  if (training_uploader_) training_uploader_->set_prefixes(prefixes);
   prefixes_ = TensorArena<std::int32_t>(prefixes.size(), "the prefixes of tokens");
   ops::copy_to_device(stream_, prefixes_.data(), prefixes.data(), prefixes.size_bytes());
   ops::synchronize(stream_);
@@ -122,8 +129,8 @@ std::size_t Model<T>::memory_bytes(const Config& config) {
 }
 
 template <class T>
-DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, Windows windows) {
-  return training_uploader_->load(trace, stream_, sequence, windows);
+DeviceSequence Model<T>::upload(Trace& trace, const Sequence& sequence, Windows windows, CandidateDraw draw) {
+  return training_uploader_->load(trace, stream_, sequence, windows, draw);
 }
 
 template <class T>

@@ -1,5 +1,7 @@
 #include "src/run/learner.hpp"
 
+#include <algorithm>
+
 #include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
@@ -28,10 +30,12 @@ void Learner<T>::warm_up(Trace& trace) {
   const bool several = config.train.sequences > tensor_comm.size(), keeps = optimizer.period() > 1;
   for (int stage = 0; stage < stage_count(config); ++stage) {
     const long step = stage_steps(config, stage).first;
+    const CandidateDraw draw = candidate_draw(config, step, 0);
+    const int tokens = draw.count == 0 ? config.model.vocabulary : std::min(config.model.vocabulary, draw.count);
     std::vector<Token> row(length_at(config, step) + 1);
-    for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<Token>(i * 7919 % config.model.vocabulary);
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<Token>(i * 7919 % tokens);
     const auto pass = [&](const typename Model<T>::Accumulate& accumulate) {
-      const DeviceSequence sequence = model.upload(trace, Sequence::of(row), windows_at(config, step));
+      const DeviceSequence sequence = model.upload(trace, Sequence::of(row), windows_at(config, step), draw);
       optimizer.read_rows(trace, sequence, step);
       model.forward_backward(trace, sequence, step, accumulate);
     };

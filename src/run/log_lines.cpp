@@ -21,11 +21,12 @@ std::string clock_time(double seconds) {
   return fmt::format("{:02}:{:02}", s / 60, s % 60);
 }
 
-/// The stages in which the training loss is a weighted sum, "stages 0, 1"; empty if there are none.
-std::string weighted_stages(const Config& config) {
+/// The stages with a first step that is `such`, as "stages 0, 1"; empty if there are none.
+template <class Such>
+std::string stages_with(const Config& config, const Such& such) {
   std::vector<int> stages;
   for (int stage = 0; stage < stage_count(config); ++stage) {
-    if (loss_weights(config, stage_steps(config, stage).first)) stages.push_back(stage);
+    if (such(stage_steps(config, stage).first)) stages.push_back(stage);
   }
   return stages.empty() ? "" : fmt::format("stage{} {}", stages.size() > 1 ? "s" : "", fmt::join(stages, ", "));
 }
@@ -49,8 +50,13 @@ std::vector<std::string> opening_lines(const Config& config, const LogHead& head
   if (!head.device_note.empty()) lines.push_back(head.device_note);
   for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
   for (std::string& warning : average_warnings(config, head.table)) lines.push_back(std::move(warning));
-  if (const std::string stages = weighted_stages(config); !stages.empty()) {
+  const auto is_weighted = [&](long step) { return loss_weights(config, step).has_value(); };
+  if (const std::string stages = stages_with(config, is_weighted); !stages.empty()) {
     lines.push_back("training loss: a weighted sum over several targets in " + stages);
+  }
+  const auto has_candidates = [&](long step) { return candidate_draw(config, step, 0).count > 0; };
+  if (const std::string stages = stages_with(config, has_candidates); !stages.empty()) {
+    lines.push_back("training loss: over a part of the vocabulary alone in " + stages);
   }
   // The fp8 gradient scale is absolute; of a mean it belongs to a certain number of tokens.
   const int length = longest_length(config);

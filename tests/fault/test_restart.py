@@ -1,6 +1,6 @@
 """Restarted runs continue as if they had never stopped."""
 
-from harness import FaultTest, differing_windows, losses, restarted_from, small_run, without_start
+from harness import FaultTest, Job, differing_windows, losses, restarted_from, small_run, without_start
 
 MODEL_WITH_GATES = """
 residual = "scaled"
@@ -19,6 +19,21 @@ tensors = ["*_gate"]
 lr = 0.05
 rule = "muon"
 moments = "bf16"
+"""
+# Of 384 columns of the LM head.
+CANDIDATES = """
+[[stage]]
+share = 0.75
+length = 256
+short_window = 128
+long_window = 128
+candidates = 128
+[[stage]]
+share = 0.25
+length = 256
+short_window = 128
+long_window = 256
+candidates = 256
 """
 
 
@@ -73,6 +88,31 @@ class Restart(FaultTest):
     def test_gates_by_muon_and_outer_steps_on_one_rank_and_four(self):
         self.use_gates_by_muon()
         self.assert_close(*self.compare_runs(1, 4))
+
+    def use_candidates(self):
+        deck = small_run.DECK.replace("length = 256\n[validation]", "[validation]")
+        deck = deck.replace("[window]\nfirst = 128\nlast = 256\n", "")
+        (self.folder / "deck.toml").write_text(deck + CANDIDATES)
+
+    def test_candidates_of_the_head(self):
+        self.use_candidates()
+        whole, uninterrupted, parts = self.compare_runs(2, 2)
+        self.assertIn("training loss: over a part of the vocabulary alone in stages 0, 1\n", uninterrupted.text())
+        self.assertEqual(parts, losses(uninterrupted))
+        self.assertEqual(self.summary()["final_val_loss"], self.summary(whole)["final_val_loss"])
+
+    def test_candidates_of_the_head_on_one_rank_and_four(self):
+        self.use_candidates()
+        self.assert_close(*self.compare_runs(1, 4))
+
+    def test_more_targets_than_candidates(self):
+        self.use_candidates()
+        text = "".join(chr(32 + i * 61 % 95) + chr(128 + i * 619 % 1900) for i in range(5000))
+        (self.folder / "many.txt").write_text(text, encoding="utf-8")
+        self.assertEqual(Job(self.folder, None, ["shard", "data.h5", "many.txt", "--text", "--force"]).wait(), 0)
+        job = self.train(2, code=2)
+        self.assertRegex(job.text(), r"a sequence of step 1 has 1\d\d different targets, more than stage\.0\."
+                                     r"candidates = 128; raise that key")
 
     def test_another_deck_is_noted(self):
         self.train(2, "stop.step=3", code=75)

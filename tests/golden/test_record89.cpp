@@ -373,6 +373,13 @@ const Switch switches[] = {
        c.model.mudd_value_scale = 1.5;
        c.model.mudd_backout = -0.25;
      }},
+    {"candidates",
+     [](Config& c) {
+       c.model.vocabulary = 500;
+       c.stage[0].candidates = 128;
+       c.stage[1].candidates = 256;
+       c.stage[2].candidates = 384;
+     }},
     // fp32 sums in another order let a value round to the neighbouring bf16, and the gradients of scalars follow. From
     // 24 starts that differ in their last bits the reference in fp32 ends up to 8.4e-5 (tensors) and 4.2e-4 (scalars)
     // from the golden file with bf16 masters, 1.0e-4 and 1.8e-4 with moments too. Twice that is allowed. Masters that

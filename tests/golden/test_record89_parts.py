@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from record89 import attention, data, loss, mlp, schedule
+from record89.candidates import candidates
 from record89.config import MINI, TINY
 from record89.numbers import rms_norm
 from record89.support import ALIVE, RECORD, random, run_of
@@ -130,6 +131,30 @@ class Loss(unittest.TestCase):
     def gradient(self, c):
         value = loss.token_losses(c, self.z, self.targets, self.weights, self.prefixes, self.prefix_weight)
         return value.detach(), torch.autograd.grad(value.sum(), self.z)[0]
+
+    def test_columns_that_are_not_chosen_have_no_part(self):
+        chosen = torch.zeros(self.columns, dtype=torch.bool)
+        chosen[self.targets] = True
+        inside = torch.nonzero(chosen).flatten()
+        column = torch.full((self.columns,), -1)
+        column[inside] = torch.arange(inside.numel())
+        prefixes = torch.where(self.prefixes >= 0, column[self.prefixes], -1)
+        self.assertLess((prefixes >= 0).sum(), (self.prefixes >= 0).sum())
+        part = loss.token_losses(RECORD, self.z[:, inside], column[self.targets], self.weights, prefixes,
+                                 self.prefix_weight)
+        value = loss.token_losses(RECORD, self.z, self.targets, self.weights, self.prefixes, self.prefix_weight, chosen)
+        torch.testing.assert_close(value, part, rtol=1e-14, atol=0)
+        gradients = [torch.autograd.grad(v.sum(), self.z)[0] for v in (value, part)]
+        torch.testing.assert_close(*gradients, rtol=1e-14, atol=1e-16)
+
+    def test_candidates_of_a_sequence(self):
+        c = replace(RECORD, vocabulary=500, padding=512, sequences=4)
+        targets = torch.tensor([3, 77, 3])
+        # From 512 / 4 on: 20011 k mod 512 for k = 128 + 2 * 11, ...
+        walk = [20011 * k % 512 for k in range(150, 158)]
+        chosen = candidates(c, 10, 2, 1, targets)
+        self.assertEqual(set(torch.nonzero(chosen).flatten().tolist()), {3, 77, *walk})
+        self.assertTrue(candidates(c, 512, 2, 1, targets).all())
 
     def test_a_loss_written_out(self):
         value, _ = self.gradient(RECORD)

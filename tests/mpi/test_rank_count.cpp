@@ -126,6 +126,19 @@ TEST(RankCount, LossesWithGatesByMuonAndAnOuterStepAgreeOnAnyNumberOfRanks) {
   expect_same_training(config, tolerance, ", gates by Muon");
 }
 
+/// Candidates of the LM head are drawn for a sequence, whichever rank has it.
+TEST(RankCount, LossesOverCandidatesAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  config.stage.resize(1);
+  config.stage[0].share = 1;
+  config.stage[0].length = config.stage[0].short_window = config.stage[0].long_window = 128;
+  const std::vector<double> over_all = losses_on(1, config);
+  config.stage[0].candidates = 128;
+  EXPECT_LT(losses_on(1, config).front(), over_all.front());
+  expect_same_training(config, tolerance, ", candidates");
+}
+
 /// With what Adam keeps in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();
@@ -196,6 +209,7 @@ TEST(RankCount, AWarmUpChangesNoBit) {
     config.stage[i].short_window = 128;
     config.stage[i].long_window = 128;
   }
+  config.stage[1].candidates = 256;
   enum class Start { cold, warm };
   const auto losses = [&](Start start) {
     TinyTraining training(config, tokens_of(config), 299, test_comm());

@@ -52,8 +52,8 @@ class TinyTraining : public Learner<Real> {
       const std::size_t at = place(step_, j);
       if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const DeviceSequence sequence =
-          model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)), windows_at(config, step_));
+      const DeviceSequence sequence = model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
+                                                   windows_at(config, step_), candidate_draw(config, step_, j));
       optimizer.read_rows(trace_, sequence, step_);
       model.forward_backward(trace_, sequence, step_, {!first, !first || optimizer.keeps_gradients(step_)});
     }

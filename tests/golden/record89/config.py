@@ -16,6 +16,7 @@ class Stage:
     lr: float
     weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ... at the start and at the end of the stage
     prefix: tuple = (0.0, 0.0)
+    candidates: int = 0  # columns of the head that the softmax of a training sequence covers; 0: all
 
 
 RECORD_STAGES = (
@@ -234,6 +235,10 @@ RECORD81 = {
 }
 
 
+def with_candidates(stages, counts):
+    return tuple(replace(stage, candidates=count) for stage, count in zip(stages, counts, strict=True))
+
+
 def without_prefixes(stages):
     return tuple(replace(stage, prefix=(0.0, 0.0)) for stage in stages)
 
@@ -337,6 +342,7 @@ SWITCHES = {
                                    for stage in BLOCKS["stages"])},
     "no_decay": {"matrix_decay": 0, "adam_decay": 0},
     "mudd_scales": {"mudd_scale": 0.2, "mudd_value_scale": 1.5, "mudd_backout": -0.25},
+    "candidates": {"vocabulary": 500, "stages": with_candidates(BLOCKS["stages"], (128, 256, 384, 0))},
     "bf16_masters": {"bf16_masters": TABLES + ("smear_gate", "value_gate", "mudd_net", "gate_net")},
     "bf16_moments": {"bf16_masters": TABLES, "bf16_moments": TABLES},
 }

@@ -49,6 +49,11 @@ def target_mass(targets, weights, prefixes, prefix_weight, columns, dtype):
     return mass
 
 
+def only(logits, chosen):
+    """The logits, those of columns that are not chosen so low that they have no part; chosen None: all are."""
+    return logits if chosen is None else logits.masked_fill(~chosen, -1e30)
+
+
 def losses(logits, mass):
     """Per position [T]: the sum of weight (logsumexp - logit) over its targets."""
     return mass.sum(-1) * logits.logsumexp(-1) - (mass * logits).sum(-1)
@@ -63,8 +68,9 @@ class SurplusLoss(torch.autograd.Function):
     """The losses, with the gradient of z that counts the weights of missing targets."""
 
     @staticmethod
-    def forward(ctx, z, c, mass, s):
+    def forward(ctx, z, c, mass, s, chosen):
         u, logits = softcap(c, z)
+        logits = only(logits, chosen)
         ctx.c = c
         ctx.save_for_backward(u, logits, mass, s)
         return losses(logits, mass)
@@ -73,15 +79,18 @@ class SurplusLoss(torch.autograd.Function):
     def backward(ctx, g):
         u, logits, mass, s = ctx.saved_tensors
         dz = softcap_slope(ctx.c, u) * (s[:, None] * logits.softmax(-1) - mass)
-        return g[:, None] * dz, None, None, None
+        return g[:, None] * dz, None, None, None, None
 
 
-def token_losses(c, z, targets, weights, prefixes, prefix_weight):
-    """[T], neither divided by the number of tokens nor by the weights."""
+def token_losses(c, z, targets, weights, prefixes, prefix_weight, chosen=None):
+    """[T], neither divided by the number of tokens nor by the weights. chosen: the columns that the softmax covers;
+    prefixes beyond them count as none."""
+    if chosen is not None:
+        prefixes = torch.where((prefixes >= 0) & chosen[prefixes], prefixes, -1)
     mass = target_mass(targets, weights, prefixes, prefix_weight, z.shape[1], z.dtype)
     if not c.surplus_weights:
-        return losses(softcap(c, z)[1], mass)
-    return SurplusLoss.apply(z, c, mass, pull(weights, prefixes, prefix_weight, z.dtype))
+        return losses(only(softcap(c, z)[1], chosen), mass)
+    return SurplusLoss.apply(z, c, mass, pull(weights, prefixes, prefix_weight, z.dtype), chosen)
 
 
 def head_product(c, x, w, training):

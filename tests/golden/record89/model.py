@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from . import data
 from .attention import attention
+from .candidates import candidates
 from .loss import head_product, token_losses
 from .mlp import mlp
 from .numbers import rms_norm
@@ -41,7 +42,10 @@ class Model:
         t = Tokens(self.c, sequence, self.prefixes)
         x = self.stream(t, settings, fp8, index)
         z = head_product(self.c, x, self.p["head"], training)
-        return token_losses(self.c, z, t.targets, settings.weights, t.prefixes, settings.prefix).sum()
+        chosen = None
+        if training and settings.candidates > 0:
+            chosen = candidates(self.c, settings.candidates, settings.step, index, t.targets)
+        return token_losses(self.c, z, t.targets, settings.weights, t.prefixes, settings.prefix, chosen).sum()
 
     # ------------------------------------------------------------ streams
 

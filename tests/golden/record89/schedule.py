@@ -108,16 +108,18 @@ class StepSettings:
     window_long: int
     weights: list
     prefix: float
+    step: int
+    candidates: int
 
 
 def settings(c, step):
     stage = c.stages[stage_index(c, step)]
     return StepSettings(rotary_at(c, step), stage.window_short, stage.window_long, target_weights(c, step),
-                        prefix_weight(c, step))
+                        prefix_weight(c, step), step, stage.candidates)
 
 
 def validation_settings(c, step):
     """The last validation alone has its own long window, without YaRN."""
     s = settings(c, step)
     long = c.final_window_long if step == c.total_steps else s.window_long
-    return StepSettings(s.rotary, s.window_short, long, [1.0], 0.0)
+    return StepSettings(s.rotary, s.window_short, long, [1.0], 0.0, step, 0)

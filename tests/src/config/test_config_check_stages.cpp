@@ -82,6 +82,19 @@ TEST(CheckStages, PrefixesAndDocumentsNeedData) {
   EXPECT_EQ(rule({"stage.2.longest_document=896", "data.packing=documents"}), "");
 }
 
+TEST(CheckStages, CandidatesAreColumnsOfTheHead) {
+  EXPECT_EQ(rule({"stage.1.candidates=128"}), "");
+  EXPECT_EQ(rule({"stage.1.candidates=50304"}), "");
+  EXPECT_EQ(
+      rule({"stage.1.candidates=100"}),
+      "override stage.1.candidates=100: stage.1.candidates = 100 must be a multiple of 128, and at most the 50304 "
+      "columns of the LM head");
+  EXPECT_NE(rule({"stage.1.candidates=50432"}), "");
+  EXPECT_EQ(rule({"stage.1.candidates=128", "model.head_bias=true", "head.precision=fp32", "model.residual=plain",
+                  "model.value_path=none"}),
+            "override stage.1.candidates=128: stage.1.candidates needs a LM head without model.head_bias");
+}
+
 TEST(CheckStages, BlockWindowsAreMultiplesOfABlock) {
   EXPECT_EQ(rule({"stage.0.short_window=100"}), "");
   EXPECT_EQ(rule({"window.kind=block"}), "");
