@@ -140,6 +140,7 @@ struct StageConfig {
   std::vector<double> targets_end;
   double prefix = 0;
   double prefix_end = -1;
+  int attention_document = 0;
 };
 
 /// [[group]]: tensors that Adam or Muon updates with a rate of their own.

@@ -44,6 +44,9 @@ std::vector<Key> stage_keys() {
        "tokens of a sequence, in place of train.length"},
       {NANORUN_ROW_KEY(stage, longest_document), identifies, between(0, max_length),
        "data.packing = \"documents\": tokens beyond which a document is cut; 0: none is"},
+      {NANORUN_ROW_KEY(stage, attention_document), trains, between(0, max_length),
+       "data.packing = \"documents\": tokens of a document after which attention begins anew, in training alone; 0: it "
+       "reaches back to the document's first token"},
       {NANORUN_ROW_KEY(stage, short_window), trains, between(1, max_length),
        "window of the layers with letter S in tokens"},
       {NANORUN_ROW_KEY(stage, long_window), trains, between(1, max_length),

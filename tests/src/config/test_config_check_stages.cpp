@@ -82,6 +82,17 @@ TEST(CheckStages, PrefixesAndDocumentsNeedData) {
   EXPECT_EQ(rule({"stage.2.longest_document=896", "data.packing=documents"}), "");
 }
 
+TEST(CheckStages, AttentionEndsWithinDocumentsThatPackingLeavesLonger) {
+  const std::string given = "stage.2.attention_document=896";
+  EXPECT_EQ(rule({given}), "override " + given + ": stage.2.attention_document needs data.packing = \"documents\"");
+  EXPECT_EQ(rule({given, "data.packing=documents"}), "");
+  EXPECT_EQ(rule({given, "data.packing=documents", "stage.2.longest_document=897"}), "");
+  EXPECT_EQ(rule({given, "data.packing=documents", "stage.2.longest_document=896"}),
+            "override " + given +
+                ": stage.2.attention_document = 896 has no effect: stage.2.longest_document = 896 cuts documents no "
+                "later");
+}
+
 TEST(CheckStages, BlockWindowsAreMultiplesOfABlock) {
   EXPECT_EQ(rule({"stage.0.short_window=100"}), "");
   EXPECT_EQ(rule({"window.kind=block"}), "");

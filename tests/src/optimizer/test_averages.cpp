@@ -165,8 +165,8 @@ TEST(Averages, GoOnFromTheirSlabs) {
     EXPECT_EQ(whole.values(parameter), second.values(parameter)) << parameter.name;
 }
 
-/// The average, and on hosts the copy of the masters while the last validation reads the averaged weights; the copy is of
-/// whole buckets.
+/// The average, and on hosts the copy of the masters while the last validation reads the averaged weights; the copy is
+/// of whole buckets.
 TEST(Averages, TakeMemoryThatIsPlanned) {
   const Config with = averaging({{{"head", "block.1.qkv.v"}, 5, 1, 0.5, 1}}), without = averaging({});
   const ParameterTable table(with.model);
