@@ -26,7 +26,7 @@ enum class WindowKind { token, tokens_before, block };
 enum class Residual { unet, scaled, plain, before };
 enum class Packing { stream, documents, rows };
 enum class LossSum { mean, sum };
-enum class Orthogonalisation { newton_schulz, polar_express };
+enum class Orthogonalisation { newton_schulz, polar_express, six_maps };
 /// The rule that updates the matrices of the blocks.
 enum class MatrixRule { muon, adam };
 enum class DecayKind { cautious, plain };
@@ -216,6 +216,10 @@ struct OptimizerConfig {
   int muon_momentum_cooldown = 0;
   Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
   std::vector<double> orthogonalisation_maps;
+  double slow_momentum = 0;
+  double fast_momentum = 0.85;
+  double momentum_mix = 1;
+  int momentum_mix_from = 0;
   int orthogonalisation_steps = 0;
   int muon_block_heads = 0;
   double normuon_beta = 0;

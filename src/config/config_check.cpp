@@ -98,6 +98,22 @@ void check_matrix_rule(Rules& rules) {
                 optimizer.orthogonalisation_maps.size());
 }
 
+void check_slow_momentum(Rules& rules) {
+  const OptimizerConfig& optimizer = rules.config.optimizer;
+  const int steps = rules.config.train.steps;
+  if (optimizer.slow_momentum == 0) {
+    rules.require(optimizer.momentum_mix == 1, {"optimizer.momentum_mix", "optimizer.slow_momentum"},
+                  "optimizer.momentum_mix = {} needs optimizer.slow_momentum", optimizer.momentum_mix);
+    rules.require(optimizer.momentum_mix_from == 0, {"optimizer.momentum_mix_from", "optimizer.slow_momentum"},
+                  "optimizer.momentum_mix_from = {} needs optimizer.slow_momentum", optimizer.momentum_mix_from);
+    return;
+  }
+  rules.require(optimizer.matrix_rule == MatrixRule::muon, {"optimizer.slow_momentum", "optimizer.matrix_rule"},
+                "optimizer.slow_momentum = {} needs optimizer.matrix_rule = \"muon\"", optimizer.slow_momentum);
+  rules.require(optimizer.momentum_mix_from < steps, {"optimizer.momentum_mix_from", "train.steps"},
+                "optimizer.momentum_mix_from = {} must be below train.steps = {}", optimizer.momentum_mix_from, steps);
+}
+
 void check_optimizer(Rules& rules) {
   const Config& config = rules.config;
   const OptimizerConfig& optimizer = config.optimizer;
@@ -115,6 +131,7 @@ void check_optimizer(Rules& rules) {
     const std::string key = fmt::format("group.{}.tensors", i);
     rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);
   }
+  check_slow_momentum(rules);
   if (!config.model.tied_head) {
     rules.require(train.untie_step == 0, {"train.untie_step", "model.tied_head"},
                   "train.untie_step = {} needs model.tied_head", train.untie_step);

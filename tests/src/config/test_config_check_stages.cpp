@@ -168,6 +168,22 @@ TEST(CheckOptimizer, MuonAndGroups) {
   EXPECT_EQ(rule({}, data + "[[group]]\nlr = 1\ntensors = [\"head\"]\n"), "");
 }
 
+TEST(CheckOptimizer, ASlowMomentumIsMuonsAndIsMixedInTheRun) {
+  EXPECT_EQ(
+      rule({"optimizer.slow_momentum=0.98", "optimizer.momentum_mix=0.5", "optimizer.momentum_mix_from=1769"}, data),
+      "");
+  EXPECT_EQ(rule({"optimizer.momentum_mix=0.5"}, data),
+            "override optimizer.momentum_mix=0.5: optimizer.momentum_mix = 0.5 needs optimizer.slow_momentum");
+  EXPECT_EQ(rule({"optimizer.momentum_mix_from=5"}, data),
+            "override optimizer.momentum_mix_from=5: optimizer.momentum_mix_from = 5 needs optimizer.slow_momentum");
+  EXPECT_EQ(rule({"optimizer.slow_momentum=0.98", "optimizer.momentum_mix_from=1770"}, data),
+            "override optimizer.momentum_mix_from=1770: optimizer.momentum_mix_from = 1770 must be below train.steps = "
+            "1770");
+  EXPECT_EQ(rule({"optimizer.slow_momentum=0.98", "optimizer.matrix_rule=adam"}, data),
+            "override optimizer.slow_momentum=0.98: optimizer.slow_momentum = 0.98 needs optimizer.matrix_rule = "
+            "\"muon\"");
+}
+
 TEST(CheckAverages, HaveTensorsStepsAndARate) {
   const auto row = [](const std::string& keys) { return rule({}, data + "[[average]]\n" + keys); };
   const std::string tensors = "tensors = [\"head\"]\n", rate = "rate = 0.1\n", from_last = "from_last = 9\n";

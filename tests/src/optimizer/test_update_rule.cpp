@@ -53,7 +53,8 @@ TEST(UpdateRules, NameAllThatTheyKeep) {
   for (const RuleTraits& rule : all_rules()) {
     for (const StateGroup& group : rule.state) prefixes.push_back(group.prefix);
   }
-  EXPECT_EQ(prefixes, (Strings{"/muon/momentum/", "/muon/second_moment/", "/adam/m/", "/adam/v/", "/adam/gradient/"}));
+  EXPECT_EQ(prefixes, (Strings{"/muon/momentum/", "/muon/second_moment/", "/muon/slow_momentum/", "/adam/m/",
+                               "/adam/v/", "/adam/gradient/"}));
 }
 
 TEST(UpdateRules, SayWhichKeysDecideTheirState) {
