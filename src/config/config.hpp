@@ -151,6 +151,8 @@ struct GroupConfig {
   double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
   GroupRule rule = GroupRule::automatic;
+  int period = 0;
+  int period_from = 0;
 };
 
 /// [[average]]: tensors whose weights are averaged over the last steps (src/optimizer/averages.hpp).
@@ -214,12 +216,12 @@ struct OptimizerConfig {
   double muon_momentum_last = 0.95;
   int muon_momentum_steps = 300;
   int muon_momentum_cooldown = 0;
-  Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
-  std::vector<double> orthogonalisation_maps;
   double slow_momentum = 0;
   double fast_momentum = 0.85;
   double momentum_mix = 1;
   int momentum_mix_from = 0;
+  Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
+  std::vector<double> orthogonalisation_maps;
   int orthogonalisation_steps = 0;
   int muon_block_heads = 0;
   double normuon_beta = 0;

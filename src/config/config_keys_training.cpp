@@ -201,6 +201,10 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, rule), trains, any(),
        "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
        "for learned scalars of rows and columns, such as gates"},
+      {NANORUN_ROW_KEY(group, period), trains, between(0, 1024),
+       "lookup tables alone: from step period_from on Adam updates once in so many steps, a multiple n of "
+       "optimizer.adam_period, with beta1 and beta2 to the power of n and n times the decay; 0: as it does before"},
+      {NANORUN_ROW_KEY(group, period_from), trains, between(0, max_steps), "first step of that period"},
   };
 }
 

@@ -184,6 +184,21 @@ TEST(CheckOptimizer, ASlowMomentumIsMuonsAndIsMixedInTheRun) {
             "\"muon\"");
 }
 
+TEST(CheckOptimizer, APeriodOfAGroupIsAMultipleOfTheOthers) {
+  const std::string tables = data + "[optimizer]\nadam_period = 2\n[[group]]\ntensors = [\"bigram\"]\nlr = 1\n";
+  EXPECT_EQ(rule({"group.0.period=4", "group.0.period_from=1769"}, tables), "");
+  for (const int period : {1, 2, 3}) {
+    EXPECT_EQ(rule({fmt::format("group.0.period={}", period)}, tables),
+              fmt::format("override group.0.period={0}: group.0.period = {0} must be a multiple of "
+                          "optimizer.adam_period = 2, and longer",
+                          period));
+  }
+  EXPECT_EQ(rule({"group.0.period_from=7"}, tables),
+            "override group.0.period_from=7: group.0.period_from = 7 needs group.0.period");
+  EXPECT_EQ(rule({"group.0.period=4", "group.0.period_from=1770"}, tables),
+            "override group.0.period_from=1770: group.0.period_from = 1770 must be below train.steps = 1770");
+}
+
 TEST(CheckAverages, HaveTensorsStepsAndARate) {
   const auto row = [](const std::string& keys) { return rule({}, data + "[[average]]\n" + keys); };
   const std::string tensors = "tensors = [\"head\"]\n", rate = "rate = 0.1\n", from_last = "from_last = 9\n";
