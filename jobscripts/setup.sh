@@ -38,8 +38,9 @@ install_packages() {
     as_root=(sudo)
   fi
   say "installing ${missing[*]}"
-  if ! { "${as_root[@]}" apt-get update -qq && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }; then
+  if ! { "${as_root[@]}" apt-get update -qq &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes \
+      apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }; then
     say "the packages could not be installed" >&2
   fi
 }

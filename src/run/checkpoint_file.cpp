@@ -19,14 +19,16 @@ namespace nanorun {
 
 namespace {
 
-/// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m".
-std::vector<std::string> tensor_groups() {
+/// Groups of tensors that a checkpoint can have, "/weights" and such as "/adam/m"; "/average/0" and so on only where
+/// the file has averages, since HDF5 takes its time to look for what is not there.
+std::vector<std::string> tensor_groups(const h5::File& file) {
   std::vector<std::string> groups{"/weights"};
   for (const RuleTraits& rule : all_rules()) {
     for (const StateGroup& state : rule.state) groups.push_back(state.prefix.substr(0, state.prefix.size() - 1));
   }
   for (const char* const group : {"/outer/weights", "/outer/momentum"}) groups.emplace_back(group);
-  for (std::size_t row = 0; row < max_rows; ++row) groups.push_back(fmt::format("/average/{}", row));
+  const std::size_t averages = file.exists("/average") ? max_rows : 0;
+  for (std::size_t row = 0; row < averages; ++row) groups.push_back(fmt::format("/average/{}", row));
   return groups;
 }
 
@@ -131,7 +133,8 @@ void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::u
 std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
   std::set<std::string> known{"/deck", "/shards", "/mlp_maxima"};
   std::vector<std::string> parents{"/"};
-  for (const std::string& group : tensor_groups()) {
+  const std::vector<std::string> groups = tensor_groups(file);
+  for (const std::string& group : groups) {
     known.insert(group);
     const std::string parent = group.substr(0, group.rfind('/'));
     if (!parent.empty() && known.insert(parent).second) parents.push_back(parent + "/");
@@ -143,7 +146,7 @@ std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader
     }
   }
   std::vector<std::string> tensors;
-  for (const std::string& group : tensor_groups()) {
+  for (const std::string& group : groups) {
     if (file.exists(group)) add_tensors(tensors, file, header.version, group);
   }
   if (tensors.size() == header.tensors) return tensors;

@@ -22,12 +22,17 @@ def toml_value(value):
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def steps_of(deck):
+    """Steps of a small training: every stage has one at least."""
+    return max(STEPS, 2 * len(deck.get("stage", [])))
+
+
 def small(deck):
     """Keys that make the deck's model and training small and leave everything else as it is."""
     model, train, window = deck["model"], deck["train"], deck["window"]
     keys = {"run.name": "run", "trace.enabled": False, "head.precision": "fp32",
             "model.vocabulary": 257, "model.head_dim": 8, "model.width": 8 * model["heads"],
-            "train.steps": STEPS, "train.sequences": 2, "data.train": ["data.h5"], "data.validation": ["data.h5"],
+            "train.steps": steps_of(deck), "train.sequences": 2, "data.train": ["data.h5"], "data.validation": ["data.h5"],
             "data.end": "wrap", "validation.every": 0, "validation.tokens": 2 * LENGTH, "validation.length": LENGTH,
             "optimizer.muon_momentum_cooldown": 0}
     keys |= {f"model.{key}": size for key, size in (("bigram_rows", 97), ("bigram_sign_rows", 16),
@@ -36,7 +41,7 @@ def small(deck):
     if train.get("extension_steps"):
         keys["train.extension_steps"] = 2
     if train.get("untie_step", 0) > 0:
-        keys["train.untie_step"] = STEPS // 2 - 1
+        keys["train.untie_step"] = steps_of(deck) // 2 - 1
     if "stage" not in deck:
         # Long enough windows for the sequence, but not for all of it.
         return keys | {"train.length": LENGTH, "window.first": 128, "window.last": 256 + window["quantum"] % 128}
@@ -44,7 +49,7 @@ def small(deck):
         keys |= {f"stage.{i}.length": 256 + 128 * (i > 1), f"stage.{i}.longest_document": 0,
                  f"stage.{i}.short_window": 16 * (i + 1), f"stage.{i}.long_window": 40 * (i + 1), f"stage.{i}.prefix": 0,
                  f"stage.{i}.prefix_end": 0}
-    return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 240}
+    return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 80 + 40 * len(deck["stage"])}
 
 
 class ExportedDecks(FaultTest):
@@ -66,11 +71,12 @@ class ExportedDecks(FaultTest):
         torch = import_torch(self)
         text = (INPUTS / f"{name}.toml").read_text()
         (self.folder / "deck.toml").write_text(text)
-        keys = small(tomllib.loads(text)) | {f"model.{key}": value for key, value in model.items()}
+        deck = tomllib.loads(text)
+        keys = small(deck) | {f"model.{key}": value for key, value in model.items()}
         if not model.get("tied_head", True):
             keys["train.untie_step"] = 0
         self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()))
-        self.command("export", self.checkpoint(STEPS), "model", "--force")
+        self.command("export", self.checkpoint(steps_of(deck)), "model", "--force")
         directory = self.folder / "model"
         weights = make_alive(torch, directory / "model.safetensors", NOISE)
         self.command("import", "model", "alive.h5", "--force")

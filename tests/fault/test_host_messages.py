@@ -44,7 +44,7 @@ class HostMessages(FaultTest):
         steps, sent = self.calls_of_a_step(ranks, f"comm.ranks_per_node={per_node}", *overrides)
         words = -(-VOCABULARY // 64)  # a bit for each row that a rank may have read
         maxima = (1, LAYERS) if FP8[0] in overrides else (0, 0)
-        agreement, of_node, of_nodes = 1 + REASONS, 2 * per_node + 1, 2 * nodes + 1
+        agreement, of_node, of_nodes = 2 + REASONS, 2 * per_node + 1, 2 * nodes + 1
         # Inside a node each rank gets all gradients of its share and all weights of the others; each node gets each once.
         tensors = 2 * SIZE
         for size, level, total in ((per_node, "inside", nodes * (per_node - 1) * tensors),

@@ -17,11 +17,11 @@ import golden_file
 import numpy as np
 import torch
 import torch.nn.functional as F
+from later_keys import LATER
 
 # The keys that decide the computation, with the defaults of the program; other sections of a deck are ignored.
 DEFAULTS = {
-    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10,
-            "reproducible": False},
+    "run": {"seed": 1, "name": "run", "outputs": "outputs", "log_every": 10, "gpu_every": 10, "reproducible": False},
     "model": {
         "vocabulary": 50257, "width": 768, "heads": 6, "head_dim": 128, "layers": 12, "mlp_ratio": 4, "init_scale": 1,
         "norm_eps": 0.0078125, "value_path": "embeddings", "value_embeddings": 3, "layers_without_attention": [],
@@ -37,29 +37,6 @@ DEFAULTS = {
         "muon_lr": 0.05, "muon_momentum_first": 0.85, "muon_momentum_last": 0.95, "muon_momentum_steps": 300,
         "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_embedding": 0.6, "lr_head": 0.008,
         "lr_scalar": 0.04, "lr_skip": 0.04,
-    },
-}
-# Keys of later records, with the values at which they change nothing; reference89.py has the others.
-LATER = {
-    "model": {
-        "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "zero_attention_outputs": True, "init_std": 0,
-        "init_std_outputs": 0, "init_embedding": 1, "init_value_embedding": 1, "tied_head": False, "residual": "unet",
-        "embedding_norm": True, "norm_gains": False, "biases": False, "head_bias": False, "value_layers": [],
-        "smear": False, "bigram_rows": 0, "bigram_sign_rows": 0, "skip_from": [], "skip_to": [], "attention_source": -1,
-        "paired_layers": [], "xsa_layers": [], "gated_layers": [], "key_offset_layers": [], "composed_layers": [],
-        "composition_window": 112, "gate_nets": False, "gate_net_layer": 4, "coefficient_width": 64, "mudd": False,
-        "yarn": False, "rotary_frequencies": [], "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1,
-        "mudd_backout": 0.5, "skip_gate": False, "value_layers_gated_by_input": [], "value_tables": [],
-        "gate_columns": 12, "second_embedding": False, "init_embedding2": 1, "init_residual": 1.05,
-        "init_scale_mlp": 0, "backout_from": -1, "yarn_last_window": 0,
-    },
-    "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working", "warmup": 0,
-              "cooldown_shape": "linear"},
-    "optimizer": {
-        "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
-        "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,
-        "adam_master": "fp32", "adam_moments": "fp32", "matrix_rule": "muon", "decay_kind": "cautious",
-        "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "lr_matrix": 0.0006,
     },
 }
 BLOCK = 128  # tokens of an attention block; also the multiple to which the head's columns are padded
@@ -486,8 +463,7 @@ def main():
     parser.add_argument("--threads", type=int, help="threads of PyTorch")
     parser.add_argument("--timing", action="store_true", help="print steps; add tokens per second and peak memory")
     arguments = parser.parse_intermixed_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
     deck = read_deck(arguments.deck, arguments.overrides)
     end_of_text = deck.model.vocabulary - 1 if arguments.end_of_text is None else arguments.end_of_text
     steps = deck.train.steps if arguments.steps_limit is None else min(arguments.steps_limit, deck.train.steps)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of reference_plain.py: AdamW against PyTorch's, llm.c's schedule, rows, polar factors."""
+"""Tests of reference_plain.py: AdamW against PyTorch's, llm.c's schedule, rows, polar factors, averages, outer steps."""
 
 import math
 import unittest
@@ -52,6 +52,33 @@ class ReferencePlain(unittest.TestCase):
         u = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         left, _, right = torch.linalg.svd(u, full_matrices=False)
         self.assertLess((reference_plain.polar(o, u) - left @ right).abs().max(), 1e-10)
+
+    def test_averages_and_outer_steps_by_hand(self):
+        """Of two tensors, with weights that are known after each step."""
+        deck = reference_plain.Deck(HERE / "plain_average.toml", ("train.steps=5", "optimizer.outer_every=2"))
+        deck.averages = [reference_plain.AVERAGE | {"tensors": ["a.qkv.v", "b"], "from_last": 4, "every": 2, "rate": 0.25,
+                                                    "blend": 0.5}]
+        p = {"a.qkv": torch.zeros(3, 1, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
+        averages = reference_plain.Averages(deck, p)
+        for step, value in enumerate((7, 1, 2, 3, 5)):
+            for w in p.values():
+                w.fill_(value)
+            averages.take(step)
+        averages.finish()
+        average = 1 + 0.25 * (3 - 1)  # of the steps 1, 3 and 4
+        average += 0.25 * (5 - average)
+        self.assertEqual(p["a.qkv"].flatten().tolist(), [5, 5, 0.5 * 5 + 0.5 * average])
+        self.assertEqual(p["b"].tolist(), [0.5 * 5 + 0.5 * average] * 2)
+        p = {"b": torch.zeros(1, dtype=torch.float64)}
+        outer, slow, momentum = reference_plain.OuterNesterov(deck, p), 0.0, 0.0
+        for step in range(6):
+            p["b"] += step + 1
+            outer.step(step)
+            if step % 2:
+                d = -(2 * step + 1)
+                momentum = 0.5 * momentum + d
+                slow -= 0.7 * (d + 0.5 * momentum)
+                self.assertAlmostEqual(p["b"].item(), slow, places=12)
 
 
 if __name__ == "__main__":

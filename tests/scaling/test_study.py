@@ -130,7 +130,7 @@ class Study(ScalingTest):
     def test_studies_of_inputs(self):
         studies = [path for folder in ("studies", "scaling") for path in (ROOT / "inputs" / folder).glob("*.toml")]
         self.assertGreaterEqual(len(studies), 6)
-        decks = set((ROOT / "inputs").glob("*.toml"))
+        decks = {*(ROOT / "inputs").glob("*.toml"), *(ROOT / "inputs" / "gpt2").glob("*.toml")}
         for path in studies:
             study = read_study(path)
             self.assertEqual(study.name, path.stem)

@@ -55,7 +55,7 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 7);
+  EXPECT_EQ(decks, 8);
 }
 
 TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {

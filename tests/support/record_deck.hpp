@@ -10,10 +10,11 @@
 namespace nanorun {
 
 /// inputs/record<number>.toml.
-inline Config record_deck(int number) {
-  const std::string path = NANORUN_SOURCE_DIR "/inputs/record" + std::to_string(number) + ".toml";
+inline Config input_deck(const std::string& name) {
+  const std::string path = NANORUN_SOURCE_DIR "/inputs/" + name + ".toml";
   std::ifstream file(path);
   return parse_deck({std::istreambuf_iterator<char>(file), {}}, path, {});
 }
+inline Config record_deck(int number) { return input_deck("record" + std::to_string(number)); }
 
 }  // namespace nanorun

@@ -345,7 +345,7 @@ class Work(BenchmarkTest):
         fcntl.flock(lock, fcntl.LOCK_EX)
         wrong = [(["--out", "busy"], "busy/lock: another command works in this directory"),
                  (["--ranks", 0], "--ranks must be"), (["--minutes", 0], "--minutes must be"),
-                 (["--minutes", "nan"], "--minutes must be"), (["--size", "none.toml"], "none.toml: No such file"),
+                 (["--minutes", "nan"], "--minutes must be"), (["--size", "none.toml"], "none.toml is neither a file nor one of 124m"),
                  (["--program", "none"], "none: no such program"), (["--out", "file"], "file: "),
                  (["--ranks", 3], "the 4 sequences of a step cannot be divided among 3 ranks; numbers of ranks that "
                                   "divide them: 1, 2, 4"),

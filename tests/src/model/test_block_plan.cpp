@@ -13,6 +13,7 @@ namespace nanorun {
 namespace {
 
 ModelConfig record(int number) { return record_deck(number).model; }
+ModelConfig medium18() { return input_deck("medium18").model; }
 
 /// The layers of which something holds.
 template <class Predicate>
@@ -140,6 +141,46 @@ TEST(BlockPlan, OfRecord21AddsToTheStreamInPlace) {
     EXPECT_EQ(plan.output, OutputBuffer::own);
     EXPECT_FALSE(plan.attention_is_implied || plan.mlp_is_implied || plan.leaves_factors || plan.norms_next);
   }
+}
+
+/// Three skips, of which the lowest source is read by the highest layer, and a backout.
+TEST(BlockPlan, OfMedium18MixesBeforeAttention) {
+  const std::vector<BlockPlan> plans = block_plans(medium18(), Mode::training);
+  EXPECT_EQ(layers_with(plans, &BlockPlan::input_is_tapped), Layers({3, 5, 7, 12}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_skip_gradient), Layers({9, 10, 11}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::starts_skip_gradient), Layers({9, 10, 11}));
+  EXPECT_EQ(layers_with(plans, own_buffer), Layers({3, 5, 7, 12}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::enters_last_mix), Layers{15});
+  EXPECT_EQ(layers_with(plans, &BlockPlan::completes_value_table), Layers({0, 1, 2, 3, 4}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::adds_row_gradient), Layers({0, 1, 2, 3, 4}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::gates_read_rows), Layers());
+  for (const BlockPlan& plan : plans) {
+    EXPECT_TRUE(plan.mixes_input && plan.joins_in == BlockMix::before && plan.adds_injections && plan.injects_second);
+    EXPECT_TRUE(plan.attention_is_implied && plan.scales_values && plan.output == OutputBuffer::own);
+    EXPECT_FALSE(plan.mlp_is_implied || plan.leaves_factors || plan.hands_on_factor || plan.clears_input_gradient);
+    EXPECT_EQ(plan.skip, plan.layer >= 9 && plan.layer <= 11 ? plan.layer - 9 : -1);
+  }
+  const InjectionSum last = last_injections(plans);
+  EXPECT_EQ(last.begin, -1);
+  EXPECT_EQ(last.end, 16);
+  EXPECT_FALSE(last.adds_to_x0 || last.adds_to_second);
+}
+
+/// The first to send a stream a gradient overwrites what is there: the backout, else the highest layer that skips to
+/// it.
+TEST(BlockPlan, OfSkipsFromOneLayerNamesTheFirstSender) {
+  ModelConfig config = medium18();
+  config.skip_from = {2, 2, 2, 8};
+  config.skip_to = {3, 6, 9, 14};
+  config.backout_from = 8;
+  const std::vector<BlockPlan> plans = block_plans(config, Mode::training);
+  EXPECT_EQ(layers_with(plans, &BlockPlan::sends_skip_gradient), Layers({6, 9, 14}));
+  EXPECT_EQ(layers_with(plans, &BlockPlan::starts_skip_gradient), Layers{9});
+  config.skip_from = {2};
+  config.skip_to = {3};
+  config.backout_from = -1;
+  EXPECT_EQ(layers_with(block_plans(config, Mode::training), &BlockPlan::input_is_tapped), Layers())
+      << "the skip's gradient is part of its stream's";
 }
 
 /// In evaluation each block makes its own norms, and only what others read has a buffer of its own.
