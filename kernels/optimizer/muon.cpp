@@ -204,6 +204,35 @@ void nesterov_momentum(Stream, Vec<A> g, Vec<A> buf, double momentum, double gra
   add_to(squares, sum_chunks("nesterov_momentum", g.size(), update));
 }
 
+template <class A>
+void mixed_momentum(Stream stream, Vec<A> g, Vec<A> buf, Vec<A> slow, const MuonOptions& options, double* squares) {
+  assert(g.size() == buf.size() && g.size() == slow.size());
+  const A s = static_cast<A>(options.slow_momentum), s_rest = static_cast<A>(1 - options.slow_momentum);
+  const A scale = static_cast<A>(options.gradient_scale);
+  for_chunks("slow_momentum", g.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) slow[i] = s * slow[i] + s_rest * (scale * g[i]);
+  });
+  // Without a mix the same bits as without a slow momentum, however compilers fuse products and sums.
+  if (options.momentum_mix == 1 && options.fast_momentum == options.momentum) {
+    return nesterov_momentum(stream, g, buf, options.momentum, options.gradient_scale, squares);
+  }
+  const A m = static_cast<A>(options.momentum), rest = static_cast<A>(1 - options.momentum);
+  const A f = static_cast<A>(options.fast_momentum), f_rest = static_cast<A>(1 - options.fast_momentum);
+  const A w = static_cast<A>(options.momentum_mix), w_rest = static_cast<A>(1 - options.momentum_mix);
+  const auto update = [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t i = first; i < last; ++i) {
+      const A gradient = scale * g[i];
+      buf[i] = f * buf[i] + f_rest * gradient;
+      g[i] = rest * gradient + m * (w * buf[i] + w_rest * slow[i]);
+      sum += square(gradient);
+    }
+    return sum;
+  };
+  add_to(squares, sum_chunks("mixed_momentum", g.size(), update));
+}
+
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches) {
   std::size_t bytes = 0;
@@ -219,6 +248,11 @@ void newton_schulz(Stream, std::span<const MatrixBatch<T>> batches, Workspace wo
 template <class T>
 void polar_express(Stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
   orthogonalise_all(batches, polar_express_iteration, workspace);
+}
+
+template <class T>
+void six_maps(Stream, std::span<const MatrixBatch<T>> batches, Workspace workspace) {
+  orthogonalise_all(batches, six_maps_iteration, workspace);
 }
 
 template <class T>
@@ -279,8 +313,12 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
     assert(b.copy == b.weights);
     const Vec<T> g(b.gradients, b.size()), w(b.weights, b.size());
     const MatrixBatch<T> x{b.gradients, b.count, b.rows, b.cols};
-    nesterov_momentum<T>(stream, g, {b.momentum, b.size()}, options.momentum, options.gradient_scale,
-                         squares.gradients);
+    const Vec<T> buf(b.momentum, b.size());
+    if (b.slow_momentum != nullptr) {
+      mixed_momentum<T>(stream, g, buf, {b.slow_momentum, b.size()}, options, squares.gradients);
+    } else {
+      nesterov_momentum<T>(stream, g, buf, options.momentum, options.gradient_scale, squares.gradients);
+    }
     orthogonalise_all<T>({&x, 1}, options.iteration, workspace);
     if (b.second_moment != nullptr) {
       const NormuonBatch<T> evened{x, b.second_moment};
@@ -296,9 +334,11 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
 
 #define NANORUN_OPS(T)                                                                              \
   template void nesterov_momentum(Stream, Vec<T>, Vec<T>, double, double, double*);                 \
+  template void mixed_momentum(Stream, Vec<T>, Vec<T>, Vec<T>, const MuonOptions&, double*);        \
   template std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>>);                    \
   template void newton_schulz(Stream, std::span<const MatrixBatch<T>>, Workspace);                  \
   template void polar_express(Stream, std::span<const MatrixBatch<T>>, Workspace);                  \
+  template void six_maps(Stream, std::span<const MatrixBatch<T>>, Workspace);                       \
   template void normuon(Stream, std::span<const NormuonBatch<T>>, double);                          \
   template void add_scaled_with_decay(Stream, Vec<T>, Vec<const T>, double, double, double*, bool); \
   template void add_scaled(Stream, Vec<T>, Vec<const T>, double, double*);                          \

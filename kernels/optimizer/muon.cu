@@ -57,7 +57,7 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   WorkspaceAllocator allocator(workspace);
   const auto [x, squares_of_x] = allocate_shared(allocator, wide_matrices(batches));
   const Workspace rest = workspace.subspan(allocator.used());
-  muon_momentum(stream, batches, x, squares_of_x, options.momentum, options.gradient_scale, squares.gradients);
+  muon_momentum(stream, batches, x, squares_of_x, options, squares.gradients);
   polar_factor(stream, x, squares_of_x, options.iteration, rest);
   if (takes_gram_iteration(x, options.iteration)) {
     muon_apply(stream, batches, in_fp16(x), options.normuon_beta, squares.weights, rest);

@@ -6,11 +6,27 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-struct Rates {
-  float momentum, rest, scale;  ///< rest: 1 - momentum
+/// A factor and 1 minus it.
+struct Share {
+  float part, rest;
+  explicit Share(double p) : part(static_cast<float>(p)), rest(static_cast<float>(1 - p)) {}
 };
 
-/// Updates the momentum in the tile at (row, col), writes u to x, and returns the thread's sum of u².
+/// Of MuonOptions.
+struct Rates {
+  Share nesterov, fast, slow, mix;
+  float scale;
+
+  explicit Rates(const MuonOptions& options)
+      : nesterov(options.momentum),
+        fast(options.fast_momentum),
+        slow(options.slow_momentum),
+        mix(options.momentum_mix),
+        scale(static_cast<float>(options.gradient_scale)) {}
+};
+
+/// Updates the momenta in the tile at (row, col), writes u to x, and returns the thread's sum of u².
+template <bool has_slow>
 __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, const Rates& rates, TurnedTile& turned,
                              SumOfSquares& of_gradients) {
   const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
@@ -20,16 +36,24 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
     if (!m.contains(row + i, col + 4 * quad)) continue;
     const std::size_t at = m.at(row + i, col + 4 * quad);
     const Vector<float, 4> g = load_vector<4>(m.gradients + at);
-    Vector<float, 4> buf = load_vector<4>(m.momentum + at), u;
+    Vector<float, 4> buf = load_vector<4>(m.momentum + at), slow, u;
+    if constexpr (has_slow) slow = load_vector<4>(m.slow_momentum + at);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float gradient = rates.scale * g.v[k];
       of_gradients.add_square(gradient);
-      buf.v[k] = rates.momentum * buf.v[k] + rates.rest * gradient;
-      u.v[k] = rates.rest * gradient + rates.momentum * buf.v[k];
+      const Share& own = has_slow ? rates.fast : rates.nesterov;
+      buf.v[k] = own.part * buf.v[k] + own.rest * gradient;
+      float mixed = buf.v[k];
+      if constexpr (has_slow) {
+        slow.v[k] = rates.slow.part * slow.v[k] + rates.slow.rest * gradient;
+        mixed = rates.mix.part * mixed + rates.mix.rest * slow.v[k];
+      }
+      u.v[k] = rates.nesterov.rest * gradient + rates.nesterov.part * mixed;
       squares += u.v[k] * u.v[k];
     }
     store_vector(m.momentum + at, buf);
+    if constexpr (has_slow) store_vector(m.slow_momentum + at, slow);
     const Vector<bf16, 4> rounded = round_to_bf16(u);
     if (m.tall()) {
       turned.put(i, quad, rounded);
@@ -50,6 +74,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
 }
 
 /// A thread block updates one part of a matrix after another. x, squares_of_x: of the matrices of `batches`.
+template <bool has_slow>
 __global__ void __launch_bounds__(block_threads)
     update_momentum(const __grid_constant__ MuonBatches batches, int matrices, int parts, bf16* x, float* squares_of_x,
                     Rates rates, OrderedSum total, double* squares) {
@@ -62,7 +87,7 @@ __global__ void __launch_bounds__(block_threads)
     const MuonMatrix m(batches, matrix);
     float sum = 0;
     m.for_tiles(i % parts, [&](int row, int col) {
-      sum += update_tile(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
+      sum += update_tile<has_slow>(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
     });
     sum = warp_sum(sum);
     if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
@@ -84,14 +109,15 @@ int matrix_parts(int rows, int cols) {
 }
 
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
-                   double momentum, double gradient_scale, double* squares) {
+                   const MuonOptions& options, double* squares) {
   const int parts = matrix_parts(x.rows, x.cols);
-  const Rates rates{static_cast<float>(momentum), static_cast<float>(1 - momentum), static_cast<float>(gradient_scale)};
+  const Rates rates(options);
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    launch("muon_momentum", stream, update_momentum, blocks, block_threads, 0, argument, count, parts,
-           x.data + first * x.matrix_size(), squares_of_x + static_cast<std::size_t>(first) * parts, rates,
-           OrderedSum(stream), squares);
+    const bool has_slow = batches.front().slow_momentum != nullptr;
+    launch("muon_momentum", stream, has_slow ? update_momentum<true> : update_momentum<false>, blocks, block_threads, 0,
+           argument, count, parts, x.data + first * x.matrix_size(),
+           squares_of_x + static_cast<std::size_t>(first) * parts, rates, OrderedSum(stream), squares);
   });
 }
 

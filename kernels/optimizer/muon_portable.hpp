@@ -10,6 +10,10 @@ namespace nanorun::kernels::portable {
 template <class A>
 void nesterov_momentum(Stream stream, Vec<A> g, Vec<A> buf, double momentum, double gradient_scale, double* squares);
 
+/// The same with a slow momentum; `options` as in muon_update().
+template <class A>
+void mixed_momentum(Stream stream, Vec<A> g, Vec<A> buf, Vec<A> slow, const MuonOptions& options, double* squares);
+
 /// Bytes of workspace for newton_schulz() and polar_express(); the batches' data may be null.
 template <class T>
 std::size_t newton_schulz_workspace(std::span<const MatrixBatch<T>> batches);
@@ -20,6 +24,9 @@ void newton_schulz(Stream stream, std::span<const MatrixBatch<T>> batches, Works
 /// newton_schulz() with the coefficients of Polar Express.
 template <class T>
 void polar_express(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
+/// newton_schulz() with the six maps.
+template <class T>
+void six_maps(Stream stream, std::span<const MatrixBatch<T>> batches, Workspace workspace);
 
 /// Matrices X, and their second moments Q [count, normuon_neurons(rows, cols)].
 template <class T>

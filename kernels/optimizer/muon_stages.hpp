@@ -18,10 +18,10 @@ MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches);
 /// Number of parts into which thread blocks divide a matrix of this shape, or its transpose.
 int matrix_parts(int rows, int cols);
 
-/// Updates the momentum, and X = u. squares_of_x [x.count, matrix_parts] = the part's sum of u²: over a matrix they add
+/// Updates the momenta, and X = u. squares_of_x [x.count, matrix_parts] = the part's sum of u²: over a matrix they add
 /// up to |u|_F². Adds to *squares what muon_update() adds to *MuonSquares::gradients.
 void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<bf16> x, float* squares_of_x,
-                   double momentum, double gradient_scale, double* squares);
+                   const MuonOptions& options, double* squares);
 
 /// Whether the Gram iteration has fewer operations for wide matrices [rows, cols]. Of five steps, in units of 2 rows³
 /// and with cols = r rows, s = the part of a symmetric GEMM that is computed (0.58 for 768 rows):

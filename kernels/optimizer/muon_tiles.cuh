@@ -20,7 +20,7 @@ struct MuonBatches {
 
 /// One of them.
 struct MuonMatrix {
-  float *weights, *gradients, *momentum, *second_moment;
+  float *weights, *gradients, *momentum, *slow_momentum, *second_moment;
   bf16* copy;
   int rows, cols;
   float lr, decay;
@@ -34,6 +34,7 @@ struct MuonMatrix {
     weights = b->weights + first;
     gradients = b->gradients + first;
     momentum = b->momentum + first;
+    slow_momentum = b->slow_momentum == nullptr ? nullptr : b->slow_momentum + first;
     copy = b->copy + first;
     rows = b->rows;
     cols = b->cols;

@@ -26,7 +26,7 @@ enum class WindowKind { token, tokens_before, block };
 enum class Residual { unet, scaled, plain, before };
 enum class Packing { stream, documents, rows };
 enum class LossSum { mean, sum };
-enum class Orthogonalisation { newton_schulz, polar_express };
+enum class Orthogonalisation { newton_schulz, polar_express, six_maps };
 /// The rule that updates the matrices of the blocks.
 enum class MatrixRule { muon, adam };
 enum class DecayKind { cautious, plain };
@@ -141,6 +141,7 @@ struct StageConfig {
   double prefix = 0;
   double prefix_end = -1;
   int candidates = 0;
+  int attention_document = 0;
 };
 
 /// [[group]]: tensors that Adam or Muon updates with a rate of their own.
@@ -151,6 +152,8 @@ struct GroupConfig {
   double decay = 0;
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
   GroupRule rule = GroupRule::automatic;
+  int period = 0;
+  int period_from = 0;
 };
 
 /// [[average]]: tensors whose weights are averaged over the last steps (src/optimizer/averages.hpp).
@@ -214,6 +217,10 @@ struct OptimizerConfig {
   double muon_momentum_last = 0.95;
   int muon_momentum_steps = 300;
   int muon_momentum_cooldown = 0;
+  double slow_momentum = 0;
+  double fast_momentum = 0.85;
+  double momentum_mix = 1;
+  int momentum_mix_from = 0;
   Orthogonalisation orthogonalisation = Orthogonalisation::newton_schulz;
   std::vector<double> orthogonalisation_maps;
   int orthogonalisation_steps = 0;

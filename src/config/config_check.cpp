@@ -98,6 +98,40 @@ void check_matrix_rule(Rules& rules) {
                 optimizer.orthogonalisation_maps.size());
 }
 
+void check_slow_momentum(Rules& rules) {
+  const OptimizerConfig& optimizer = rules.config.optimizer;
+  const int steps = rules.config.train.steps;
+  if (optimizer.slow_momentum == 0) {
+    rules.require(optimizer.momentum_mix == 1, {"optimizer.momentum_mix", "optimizer.slow_momentum"},
+                  "optimizer.momentum_mix = {} needs optimizer.slow_momentum", optimizer.momentum_mix);
+    rules.require(optimizer.momentum_mix_from == 0, {"optimizer.momentum_mix_from", "optimizer.slow_momentum"},
+                  "optimizer.momentum_mix_from = {} needs optimizer.slow_momentum", optimizer.momentum_mix_from);
+    return;
+  }
+  rules.require(optimizer.matrix_rule == MatrixRule::muon, {"optimizer.slow_momentum", "optimizer.matrix_rule"},
+                "optimizer.slow_momentum = {} needs optimizer.matrix_rule = \"muon\"", optimizer.slow_momentum);
+  rules.require(optimizer.momentum_mix_from < steps, {"optimizer.momentum_mix_from", "train.steps"},
+                "optimizer.momentum_mix_from = {} must be below train.steps = {}", optimizer.momentum_mix_from, steps);
+}
+
+/// Whether the tensors of a group are tables is for check_group_rules() to say.
+void check_group(Rules& rules, int i) {
+  const Config& config = rules.config;
+  const GroupConfig& group = config.group[i];
+  const std::string row = fmt::format("group.{}", i);
+  const std::string tensors = row + ".tensors", period = row + ".period", from = row + ".period_from";
+  const int before = config.optimizer.adam_period;
+  rules.require(!group.tensors.empty(), {tensors, row}, "{} names no tensors", tensors);
+  if (group.period == 0) {
+    rules.require(group.period_from == 0, {from, row}, "{} = {} needs {}", from, group.period_from, period);
+    return;
+  }
+  rules.require(group.period > before && group.period % before == 0, {period, "optimizer.adam_period"},
+                "{} = {} must be a multiple of optimizer.adam_period = {}, and longer", period, group.period, before);
+  rules.require(group.period_from < config.train.steps, {from, "train.steps"}, "{} = {} must be below train.steps = {}",
+                from, group.period_from, config.train.steps);
+}
+
 void check_optimizer(Rules& rules) {
   const Config& config = rules.config;
   const OptimizerConfig& optimizer = config.optimizer;
@@ -111,10 +145,8 @@ void check_optimizer(Rules& rules) {
                 optimizer.muon_momentum_cooldown, train.steps);
   rules.require(optimizer.outer_every <= train.steps, {"optimizer.outer_every", "train.steps"},
                 "optimizer.outer_every = {} must be at most train.steps = {}", optimizer.outer_every, train.steps);
-  for (std::size_t i = 0; i < config.group.size(); ++i) {
-    const std::string key = fmt::format("group.{}.tensors", i);
-    rules.require(!config.group[i].tensors.empty(), {key, fmt::format("group.{}", i)}, "{} names no tensors", key);
-  }
+  for (int i = 0; i < static_cast<int>(config.group.size()); ++i) check_group(rules, i);
+  check_slow_momentum(rules);
   if (!config.model.tied_head) {
     rules.require(train.untie_step == 0, {"train.untie_step", "model.tied_head"},
                   "train.untie_step = {} needs model.tied_head", train.untie_step);

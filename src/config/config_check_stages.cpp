@@ -43,6 +43,18 @@ void check_shares(Rules& rules) {
   }
 }
 
+/// Attention ends within documents that packing leaves longer.
+void check_attention_document(Rules& rules, int i) {
+  const StageConfig& stage = rules.config.stage[i];
+  if (stage.attention_document == 0) return;
+  const std::string key = stage_key(i, "attention_document"), longest = stage_key(i, "longest_document");
+  rules.require(rules.config.data.packing == Packing::documents, {key, "data.packing"},
+                "{} needs data.packing = \"documents\"", key);
+  rules.require(stage.longest_document == 0 || stage.attention_document < stage.longest_document, {key, longest},
+                "{} = {} has no effect: {} = {} cuts documents no later", key, stage.attention_document, longest,
+                stage.longest_document);
+}
+
 void check_stage(Rules& rules, int i) {
   const Config& config = rules.config;
   const StageConfig& stage = config.stage[i];
@@ -65,6 +77,7 @@ void check_stage(Rules& rules, int i) {
                 stage.candidates, columns);
   rules.require(stage.candidates == 0 || !config.model.head_bias, {key("candidates"), "model.head_bias"},
                 "{} needs a LM head without model.head_bias", key("candidates"));
+  check_attention_document(rules, i);
 }
 
 /// Refuses keys that the keys of stages replace. A key with its default value counts as not given.

@@ -55,6 +55,8 @@ std::vector<Key> stage_keys();
 std::vector<Key> validation_keys();
 std::vector<Key> data_keys();
 std::vector<Key> optimizer_keys();
+std::vector<Key> muon_keys();
+std::vector<Key> adam_and_outer_keys();
 std::vector<Key> group_keys();
 std::vector<Key> average_keys();
 std::vector<Key> checkpoint_keys();

@@ -10,9 +10,10 @@ const std::vector<Key>& key_table() {
   static const std::vector<Key> table = [] {
     std::vector<Key> all;
     using namespace key_rows;
-    for (auto rows : {run_keys, model_keys, stream_keys, coefficient_keys, lm_head_keys, window_keys, train_keys,
-                      stage_keys, validation_keys, data_keys, optimizer_keys, group_keys, average_keys, checkpoint_keys,
-                      stop_keys, trace_keys, profile_keys, comm_keys}) {
+    for (auto rows : {run_keys,        model_keys, stream_keys,         coefficient_keys, lm_head_keys,
+                      window_keys,     train_keys, stage_keys,          validation_keys,  data_keys,
+                      optimizer_keys,  muon_keys,  adam_and_outer_keys, group_keys,       average_keys,
+                      checkpoint_keys, stop_keys,  trace_keys,          profile_keys,     comm_keys}) {
       for (Key& key : rows()) all.push_back(std::move(key));
     }
     return all;

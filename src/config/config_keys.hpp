@@ -55,8 +55,10 @@ template <>
 inline constexpr auto names_of<LossSum> = std::to_array<Named<LossSum>>({{"mean", LossSum::mean},
                                                                          {"sum", LossSum::sum}});
 template <>
-inline constexpr auto names_of<Orthogonalisation> = std::to_array<Named<Orthogonalisation>>(
-    {{"newton_schulz", Orthogonalisation::newton_schulz}, {"polar_express", Orthogonalisation::polar_express}});
+inline constexpr auto names_of<Orthogonalisation> =
+    std::to_array<Named<Orthogonalisation>>({{"newton_schulz", Orthogonalisation::newton_schulz},
+                                             {"polar_express", Orthogonalisation::polar_express},
+                                             {"six_maps", Orthogonalisation::six_maps}});
 template <>
 inline constexpr auto names_of<MatrixRule> = std::to_array<Named<MatrixRule>>({{"muon", MatrixRule::muon},
                                                                                {"adam", MatrixRule::adam}});

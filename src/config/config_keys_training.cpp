@@ -44,6 +44,9 @@ std::vector<Key> stage_keys() {
        "tokens of a sequence, in place of train.length"},
       {NANORUN_ROW_KEY(stage, longest_document), identifies, between(0, max_length),
        "data.packing = \"documents\": tokens beyond which a document is cut; 0: none is"},
+      {NANORUN_ROW_KEY(stage, attention_document), trains, between(0, max_length),
+       "data.packing = \"documents\": tokens of a document after which attention begins anew, in training alone; 0: it "
+       "reaches back to the document's first token"},
       {NANORUN_ROW_KEY(stage, short_window), trains, between(1, max_length),
        "window of the layers with letter S in tokens"},
       {NANORUN_ROW_KEY(stage, long_window), trains, between(1, max_length),
@@ -111,6 +114,11 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, decay_kind), trains, any(),
        "weight decay where muon_decay or a group's decay asks for it: cautious, where the update has the sign of w, or "
        "plain, everywhere: w -= lr decay w"},
+  };
+}
+
+std::vector<Key> muon_keys() {
+  return {
       {NANORUN_KEY(optimizer, muon_lr), trains, at_least(0), "Muon: learning rate of the matrices of the blocks"},
       {NANORUN_KEY(optimizer, muon_momentum_first), trains, fraction_below_one(), "Muon: momentum at step 0"},
       {NANORUN_KEY(optimizer, muon_momentum_last), trains, fraction_below_one(), "Muon: momentum after the warm-up"},
@@ -118,8 +126,18 @@ std::vector<Key> optimizer_keys() {
        "Muon: steps of the linear warm-up of the momentum"},
       {NANORUN_KEY(optimizer, muon_momentum_cooldown), trains, between(0, max_steps),
        "Muon: last steps, in which the momentum falls linearly to muon_momentum_first; 0: none"},
+      {NANORUN_KEY(optimizer, slow_momentum), trains, fraction_below_one(),
+       "Muon: decay of a second, slow momentum of the matrices of the blocks; 0: there is none"},
+      {NANORUN_KEY(optimizer, fast_momentum), trains, fraction_below_one(),
+       "Muon: decay of the first momentum beside the slow one, from step momentum_mix_from on; before it and in "
+       "Nesterov's step muon_momentum_first to muon_momentum_last hold"},
+      {NANORUN_KEY(optimizer, momentum_mix), trains, between(0, 1),
+       "Muon: weight of the first momentum in the update from step momentum_mix_from on; the slow one has the rest"},
+      {NANORUN_KEY(optimizer, momentum_mix_from), trains, between(0, max_steps),
+       "Muon: first step in which the slow momentum counts; it is kept from step 0 on"},
       {NANORUN_KEY(optimizer, orthogonalisation), trains, any(),
-       "Muon: iteration that orthogonalises updates: Newton-Schulz, or Polar Express"},
+       "Muon: iteration that orthogonalises updates: Newton-Schulz, Polar Express, or six maps of another polynomial "
+       "that leave singular values nearer to 1"},
       {NANORUN_KEY(optimizer, orthogonalisation_maps), trains, any(),
        "in place of it: a, b, c of each step X = a X + (b A + c A^2) X with A = X X^T, one step after the other"},
       {NANORUN_KEY(optimizer, orthogonalisation_steps), trains, between(0, 64),
@@ -134,6 +152,11 @@ std::vector<Key> optimizer_keys() {
        "muon_decay w, where lr lacks the factor of the matrix's shape"},
       {NANORUN_KEY(optimizer, muon_truncates), trains, any(),
        "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
+  };
+}
+
+std::vector<Key> adam_and_outer_keys() {
+  return {
       {NANORUN_KEY(optimizer, adam_epsilon_hat), trains, any(),
        "Adam: add adam_eps before the second moment's bias is corrected, not after"},
       {NANORUN_KEY(optimizer, adam_period), trains, between(1, 1024),
@@ -183,6 +206,10 @@ std::vector<Key> group_keys() {
       {NANORUN_ROW_KEY(group, rule), trains, any(),
        "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
        "for learned scalars of rows and columns, such as gates"},
+      {NANORUN_ROW_KEY(group, period), trains, between(0, 1024),
+       "lookup tables alone: from step period_from on Adam updates once in so many steps, a multiple n of "
+       "optimizer.adam_period, with beta1 and beta2 to the power of n and n times the decay; 0: as it does before"},
+      {NANORUN_ROW_KEY(group, period_from), trains, between(0, max_steps), "first step of that period"},
   };
 }
 

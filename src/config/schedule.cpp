@@ -86,7 +86,7 @@ int longest_document_at(const Config& config, long step) {
 Windows windows_at(const Config& config, long step) {
   if (!config.stage.empty()) {
     const StageConfig& stage = config.stage[stage_of(config, step)];
-    return {stage.short_window, stage.long_window};
+    return {stage.short_window, stage.long_window, stage.attention_document};
   }
   const int window = growing_window(config.window, std::min<long>(step, config.train.steps), config.train.steps);
   return {half_window(config.window, window), window};
@@ -94,6 +94,7 @@ Windows windows_at(const Config& config, long step) {
 
 Windows validation_windows(const Config& config, long step) {
   Windows windows = windows_at(config, step);
+  windows.document_tokens = 0;
   if (step >= config.train.steps && config.validation.last_long_window > 0) {
     windows.long_tokens = config.validation.last_long_window;
   }

@@ -9,10 +9,12 @@
 
 namespace nanorun {
 
-/// Attention windows in tokens, of layers with the short window and of layers with the long one.
+/// How far attention reaches, in tokens: the windows of layers with the short window and of layers with the long one,
+/// and the tokens of a document after which it begins anew; 0: at no place within a document.
 struct Windows {
   int short_tokens = 0;
   int long_tokens = 0;
+  int document_tokens = 0;
   bool operator==(const Windows&) const = default;
 };
 
@@ -40,6 +42,7 @@ int longest_document_at(const Config& config, long step);
 
 Windows windows_at(const Config& config, long step);
 /// The windows of a validation after `step` updates; the last validation, after train.steps, may have its own.
+/// Documents are whole there.
 Windows validation_windows(const Config& config, long step);
 
 /// Weights of the targets that a row has, see kernels/lm_head/lm_head.hpp.

@@ -30,7 +30,7 @@ Mask::Mask(int length, kernels::WorkspaceAllocator& allocator) : length_(length)
 }
 
 void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window,
-                 int row_length) {
+                 MaskPieces pieces) {
   const int rows = tokens.empty() ? 0 : length_ / static_cast<int>(tokens.size());
   if ((rows != 1 && rows != 2) || tokens.size() * rows != static_cast<std::size_t>(length_)) {
     throw Error(ExitCode::internal, fmt::format("mask of {} tokens for {}", length_, tokens.size()));
@@ -41,7 +41,8 @@ void Mask::build(std::span<const kernels::Token> tokens, kernels::Token end_of_t
   int document_begin = 0;
   for (int q = 0; q < length_; ++q) {
     const int t = q / rows;
-    const bool begins = row_length > 0 ? t % row_length == 0 : tokens[t] == end_of_text;
+    const bool cut = pieces.document_tokens > 0 && t - document_begin / rows == pieces.document_tokens;
+    const bool begins = pieces.row_length > 0 ? t % pieces.row_length == 0 : cut || tokens[t] == end_of_text;
     if (q % rows == 0 && begins) document_begin = q;
     first_key_[q] = std::max(document_begin, window_begin(q, kind, window));
   }

@@ -2,6 +2,7 @@
 // Attention mask of a sequence from its tokens: causal, same document, and a sliding window.
 //   document of a position t = number of end-of-text tokens at or before it, or with rows of a fixed length
 //   t / row_length: attention then crosses the ends of documents, and stays within a row
+//   a document may be cut for attention alone: it then begins anew after every document_tokens tokens
 //   token window w: q - k < w;  tokens before: q - k <= w;  block window: block(q) - block(k) < w / attention_block
 // Paired heads have two rows for each token; q and k then count rows.
 
@@ -13,6 +14,12 @@
 
 namespace nanorun {
 
+/// What attention stays within, in tokens.
+struct MaskPieces {
+  int row_length = 0;       ///< rows of so many; 0: documents, which begin with end-of-text tokens
+  int document_tokens = 0;  ///< as Windows::document_tokens
+};
+
 class Mask {
  public:
   Mask() = default;
@@ -22,9 +29,8 @@ class Mask {
 
   /// Fills the arrays, which must lie in host memory. tokens [length], or [length / 2] with paired heads. `window`
   /// counts rows and is at least 1, with WindowKind::block a multiple of the block. Throws Error(internal) otherwise.
-  /// `row_length` in tokens; 0: documents end at end-of-text tokens.
   void build(std::span<const kernels::Token> tokens, kernels::Token end_of_text, WindowKind kind, int window,
-             int row_length = 0);
+             MaskPieces pieces = {});
 
   kernels::AttentionMask view() const;
   /// Number of pairs of query and key that attend, a measure of the work. Needs the arrays in host memory.

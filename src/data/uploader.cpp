@@ -98,14 +98,14 @@ void Uploader::fill_targets(Layout& host, std::span<const Token> targets, Candid
 void Uploader::fill(Layout& host, const Sequence& sequence, Windows windows, CandidateDraw draw) {
   const WindowKind kind = config_.window.kind;
   const ModelConfig& model = config_.model;
-  const int row_length = config_.data.packing == Packing::rows ? config_.data.row_length : 0;
+  const MaskPieces pieces{config_.data.packing == Packing::rows ? config_.data.row_length : 0, windows.document_tokens};
   std::ranges::copy(sequence.tokens, host.tokens.begin());
   fill_targets(host, sequence.targets, draw);
   tokens_.sort<Token>(host.order, sequence.tokens);
-  host.long_mask.build(sequence.tokens, end_of_text_, kind, windows.long_tokens, row_length);
-  host.short_mask.build(sequence.tokens, end_of_text_, kind, windows.short_tokens, row_length);
+  host.long_mask.build(sequence.tokens, end_of_text_, kind, windows.long_tokens, pieces);
+  host.short_mask.build(sequence.tokens, end_of_text_, kind, windows.short_tokens, pieces);
   if (!model.paired_layers.empty()) {
-    host.paired_mask.build(sequence.tokens, end_of_text_, kind, windows.short_tokens, row_length);
+    host.paired_mask.build(sequence.tokens, end_of_text_, kind, windows.short_tokens, pieces);
   }
   if (model.bigram_rows > 0) {
     bigram_rows(host.bigrams, sequence.tokens, model.bigram_rows);

@@ -4,10 +4,11 @@
 // few of them. The others get all updates that they have missed when they are next read: the same weights, with a
 // fraction of the memory traffic.
 //   read()      before each sequence of training
-//   update()    of each table, then end_update()
+//   update()    of each table that is due, then end_step() in every step
 //   complete()  before anything else reads the tables or their state
 // Steps count from 0 and ascend without gaps; only after restart() may they begin anywhere. A step at or beyond
-// train.steps is Error(internal).
+// train.steps is Error(internal). Where a table's period changes (UpdateSteps), all its rows are brought up to date
+// first, as betas change with it.
 
 #include <vector>
 
@@ -47,16 +48,21 @@ class DeferredRows {
   /// Updates a table at the end of `step`: the rows read since the last update, or all rows if read() has not been
   /// called since then. Adds to squares [2] as ops::adam_update does.
   void update(const Bucket& bucket, long step, double* squares);
-  void end_update(long step);
+  void end_step(long step);
   /// Brings all rows up to date.
   void complete();
 
  private:
-  /// Tables with same_lookup(): a sequence reads the same rows of them.
+  /// Tables with same_lookup(), of which a sequence reads the same rows, that are updated at the same steps.
   struct LookupGroup {
     Bucket table;  ///< one of them
+    UpdateSteps updates;
     TensorArena<std::int32_t> last_read;
     TensorArena<std::int32_t> list;  ///< memory of a RowList
+    int made = 0;                    ///< updates so far
+    bool late = false;               ///< the next update is one of the late period
+    bool restarted = true;           ///< the state is new or restored, and `made` is not set yet
+    bool reads_known = false;        ///< whether read() was called since the last update
 
     kernels::RowList row_list() const;
   };
@@ -69,8 +75,10 @@ class DeferredRows {
     int cols() const { return static_cast<int>(owned->bucket.unit_size); }
   };
 
-  std::size_t group_of(const Bucket& bucket);
-  void begin_after(long updates);
+  std::size_t group_of(const OwnedBucket<T>& owned);
+  void begin(std::size_t group, long step);
+  void complete(std::size_t group);
+  void mark_all_read(LookupGroup& group);
   template <class Body>
   void visit(const Table& table, const Body& body) const;
 
@@ -78,9 +86,6 @@ class DeferredRows {
   kernels::Stream stream_;
   std::vector<LookupGroup> groups_;
   std::vector<Table> tables_;
-  int updates_ = 0;           ///< updates made so far
-  bool restarted_ = true;     ///< the state is new or restored, and updates_ is not set yet
-  bool reads_known_ = false;  ///< whether read() was called since the last update
 };
 
 }  // namespace nanorun

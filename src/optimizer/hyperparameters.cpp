@@ -73,6 +73,22 @@ const GroupConfig* group_of(const Config& config, const std::string& tensor) {
   return named == config.group.end() ? nullptr : &*named;
 }
 
+/// Whether the updates of a tensor may have a period of their own. A tied embedding follows the LM head.
+bool may_have_period(const Config& config, const Parameter& parameter) {
+  return parameter.group == Group::embedding && !(config.model.tied_head && parameter.name == "embedding");
+}
+
+UpdateSteps steps_of_updates(const Config& config, const Parameter& parameter, const GroupConfig* group) {
+  if (rule_of(config, parameter.group) != Rule::adam) return {};
+  const long period = config.optimizer.adam_period;
+  UpdateSteps updates{.period = period, .late_period = period};
+  if (group != nullptr && group->period > 0 && may_have_period(config, parameter)) {
+    updates.late_period = group->period;
+    updates.late_from = group->period_from;
+  }
+  return updates;
+}
+
 }  // namespace
 
 ParameterTable parameter_table(const Config& config, int nodes) {
@@ -101,6 +117,13 @@ void check_group_rules(const Config& config) {
                     group_of(config, parameter.name) - config.group.data(), parameter.name, parameter.rows,
                     parameter.cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side));
   }
+  for (const Parameter& parameter : table.parameters()) {
+    const GroupConfig* const group = group_of(config, parameter.name);
+    if (group == nullptr || group->period == 0 || may_have_period(config, parameter)) continue;
+    errors.add(
+        fmt::format("group.{}.period = {}: {} is {}", group - config.group.data(), group->period, parameter.name,
+                    parameter.name == "embedding" ? "tied to the LM head (model.tied_head)" : "no lookup table"));
+  }
   errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }
 
@@ -112,9 +135,9 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   const OptimizerConfig& o = config.optimizer;
   const Rule rule = rule_of(config, parameter.group);
   Hyperparameters hyper{rule, group_lr(o, parameter.group), o.adam_beta1, o.adam_beta2};
-  if (const GroupConfig* const named = group_of(config, parameter.name)) {
-    hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
-  }
+  const GroupConfig* const named = group_of(config, parameter.name);
+  if (named != nullptr) hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
+  hyper.updates = steps_of_updates(config, parameter, named);
   const RuleTraits& traits = traits_of(rule);
   if (traits.read != nullptr) traits.read(config, hyper);
   if (!takes_formats(config, parameter.group)) return hyper;
@@ -124,6 +147,11 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   hyper.master = formats != nullptr ? formats->master : o.adam_master;
   hyper.moments = formats != nullptr ? formats->moments : o.adam_moments;
   return hyper;
+}
+
+UpdateSteps update_steps(const Config& config, const ParameterTable& table, const Bucket& bucket) {
+  const std::vector<Parameter>& all = table.parameters();
+  return hyperparameters(config, *std::ranges::find(all, bucket.offset, &Parameter::offset)).updates;
 }
 
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {

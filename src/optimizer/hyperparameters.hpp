@@ -7,6 +7,7 @@
 #include "src/config/config.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/rule_traits.hpp"
+#include "src/optimizer/update_steps.hpp"
 
 namespace nanorun {
 
@@ -21,6 +22,7 @@ struct Hyperparameters {
   double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay
   StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless takes_formats()
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
+  UpdateSteps updates{};
   bool operator==(const Hyperparameters&) const = default;
 };
 
@@ -32,10 +34,14 @@ bool takes_formats(const Config& config, Group group);
 /// A tied embedding has the formats of the LM head.
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter);
 
+/// At which steps the tensors of a bucket are updated, which is alike for all of them.
+UpdateSteps update_steps(const Config& config, const ParameterTable& table, const Bucket& bucket);
+
 /// The parameter table of the deck's model, where a [[group]] may have learned scalars updated by Muon.
 ParameterTable parameter_table(const Config& config, int nodes = 1);
 
-/// Throws Error(usage) where a [[group]] asks for Muon on a tensor that it does not update.
+/// Throws Error(usage) where a [[group]] asks for Muon on a tensor that it does not update, or gives a period to a
+/// tensor that is no lookup table.
 void check_group_rules(const Config& config);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is

@@ -62,7 +62,8 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       tied_lm_head_(config, table, buckets_),
       averages_(config, buckets_, stream),
       slabs_(config, buckets_, stream),
-      period_(common_period(config, table)) {
+      period_(common_period(config, table)),
+      has_late_updates_(std::ranges::any_of(buckets_, [](const Owned& owned) { return owned.updates.changes(); })) {
   comm_.share(weights.tensors());
   comm_.share(weights.scalars());
   for (const Owned& owned : buckets_) owned.rule->adopt(table, owned, comm.size());
@@ -91,6 +92,7 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   owned.bounds = bucket.bounds(comm_.layout());
   owned.tensors = table_.owned(bucket, comm_.layout(), comm_.rank());
   const auto part = [&](const auto& all) { return all.subspan(owned.begin(comm_.part()), owned.size(comm_.part())); };
+  owned.updates = update_steps(config_, table_, bucket);
   if (!bucket.fixed()) {
     owned.all_gradients = gradients.subspan(table_.gradient_at(bucket.offset), bucket.size());
     owned.gradients = part(owned.all_gradients);
@@ -150,7 +152,7 @@ void Optimizer<T>::initialise(std::int64_t seed) {
     initialise(owned, seed);
     owned.begin_outer(stream_);
   }
-  holds_gradients_ = gradients_wait_ = false;
+  holds_gradients_ = gradients_wait_ = late_sums_wait_ = false;
   refresh_weights();
 }
 
@@ -177,10 +179,9 @@ void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
 
 template <class T>
 void Optimizer<T>::warm_up(Trace& trace) {
-  const long step = period_ - 1;  // at which every rule updates
-  for (const auto& batch : batches_) update(trace, batch, step);
+  for (const auto& batch : batches_) update(trace, batch, period_ - 1);
   for (const Owned& owned : buckets_) {
-    if (!owned.rule->batches_shapes()) owned.rule->update(context(trace), std::array{&owned}, step);
+    if (!owned.rule->batches_shapes()) owned.rule->update(context(trace), std::array{&owned}, owned.updates.first());
   }
   squares_.collect(stream_);
   for (std::size_t row = 0; row < config_.average.size(); ++row) averages_.begin(row);
@@ -199,7 +200,7 @@ void Optimizer<T>::begin_step(long step) {
   rows_.upload(comm_.stream());
   for (const Owned& owned : buckets_) {
     if (begins) {
-      clear_gradients(owned, Parts::all);
+      clear_gradients(owned, late_sums_wait_ && owned.updates.changes() ? Parts::of_other_ranks : Parts::all);
     } else if (leaves_others(owned.bucket, step)) {
       clear_gradients(owned, Parts::of_other_ranks);
     }
@@ -260,9 +261,7 @@ void Optimizer<T>::step(Trace& trace, long step) {
   for (std::size_t i = 0; i < before_tables; ++i) update(trace, batches_[i], step);
   update_tables(trace, -1, step);
   for (std::size_t i = before_tables; i < batches_.size(); ++i) update(trace, batches_[i], step);
-  for (const auto& [name, rule] : rules_.all()) {
-    if (rule->updates_at(step)) rule->end_update(step);
-  }
+  for (const auto& [name, rule] : rules_.all()) rule->end_step(step);
   if (outer_due(config_, step)) step_outer(trace);
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!owned->updated && !owned->bucket.fixed()) transfers_.all_gather(trace, *owned);
@@ -314,7 +313,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
   for (auto owned = buckets_.rbegin(); owned != buckets_.rend(); ++owned) {
     if (!due(*owned)) continue;
     if (outer_due(config_, step)) continue;
-    if (owned->rule->updates_at(step)) transfers_.all_gather(trace, *owned);
+    if (owned->updates.updates_at(step)) transfers_.all_gather(trace, *owned);
     owned->updated = true;
   }
 }
@@ -322,7 +321,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
 /// Whether LM head and embedding have one update at the end of a step.
 template <class T>
 bool Optimizer<T>::tied_at(long step) const {
-  return tied_lm_head_.tied(step) && tied_lm_head_.lm_head().rule->updates_at(step);
+  return tied_lm_head_.tied(step) && tied_lm_head_.lm_head().updates.updates_at(step);
 }
 
 template <class T>
@@ -338,7 +337,7 @@ template <class T>
 void Optimizer<T>::update(Trace& trace, std::span<const Owned* const> buckets, long step) {
   for (const Owned* const owned : buckets) transfers_.await_gradients(trace, *owned);
   const Owned& first = *buckets.front();
-  if (!first.rule->updates_at(step) || (&first == &tied_lm_head_.embedding() && tied_lm_head_.tied(step))) return;
+  if (!first.updates.updates_at(step) || (&first == &tied_lm_head_.embedding() && tied_lm_head_.tied(step))) return;
   first.rule->update(context(trace), buckets, step);
 }
 
@@ -361,6 +360,7 @@ void Optimizer<T>::restore(const Restored& restored) {
   for (const Owned& owned : buckets_) owned.round_state(stream_);
   holds_gradients_ = false;
   gradients_wait_ = restored.gradients_wait;
+  late_sums_wait_ = restored.late_sums_wait;
   refresh_weights();
   for (std::size_t row = 0; row < restored.averages.size(); ++row) {
     if (restored.averages[row]) averages_.begin(row);

@@ -53,7 +53,7 @@ class Optimizer {
   /// Whether the gradients of tables and learned scalars hold sums of earlier steps, to which `step` is to add its own.
   bool keeps_gradients(long step) const;
   /// Whether begin_step() leaves the gradients of tables and learned scalars zero where keeps_gradients() is false.
-  bool clears_gradients() const { return comm_.size() == 1 || rows_.known(); }
+  bool clears_gradients() const { return comm_.size() == 1 || rows_.known() || has_late_updates_; }
   /// Before the first backward pass of a step: clears gradients to which the step adds. In the first step these are
   /// all, unless a checkpoint has left sums of earlier steps; later those that other ranks own and have already
   /// received.
@@ -104,6 +104,7 @@ class Optimizer {
   /// What slabs are worth beside weights and state.
   struct Restored {
     bool gradients_wait = false;   ///< the gradients count in the next update, at whatever step it comes; else dropped
+    bool late_sums_wait = false;   ///< those of tables with two periods do; each update has cleared them
     std::vector<bool> averages{};  ///< by row of [[average]]: begins with the restored weights, whatever its slabs hold
   };
   /// Collective. Takes over the values of the slabs, rounded where they are kept in bf16, and gives every rank all
@@ -152,8 +153,10 @@ class Optimizer {
   Averages<T> averages_;
   OptimizerSlabs<T> slabs_;
   int period_;
+  bool has_late_updates_;         ///< a bucket has two periods
   bool holds_gradients_ = false;  ///< gradients of tables and scalars are sums of this run's steps, or zero
   bool gradients_wait_ = false;   ///< gradients of restore() wait for the next update
+  bool late_sums_wait_ = false;   ///< those of tables with two periods do
 };
 
 }  // namespace nanorun

@@ -68,6 +68,7 @@ struct OwnedBucket {
   Bucket bucket;
   std::size_t index = 0;  ///< among the table's buckets
   UpdateRule<T>* rule = nullptr;
+  UpdateSteps updates;             ///< of all its tensors
   Bounds bounds;                   ///< of the parts, relative to Bucket::offset
   std::vector<OwnedRows> tensors;  ///< this rank's rows of each tensor
 

@@ -1,5 +1,7 @@
 #include "src/optimizer/rule_adam.hpp"
 
+#include <algorithm>
+
 #include "src/base/instantiate.hpp"
 #include "src/optimizer/adam_options.hpp"
 
@@ -11,7 +13,13 @@ RuleTraits AdamRule<T>::traits() {
           .name = "adam",
           .title = "Adam",
           .takes_formats = true,
-          .state = {{first_moment}, {second_moment}, {gradient, {"optimizer.adam_period"}}}};
+          .state = {{first_moment}, {second_moment}, {gradient, {"optimizer.adam_period", "group.*.period"}}}};
+}
+
+template <class T>
+std::string AdamRule<T>::gradient_prefix() const {
+  const bool late = std::ranges::any_of(config_.group, [](const GroupConfig& group) { return group.period > 0; });
+  return period() > 1 || late ? gradient : "";
 }
 
 template <class T>

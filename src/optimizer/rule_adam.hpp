@@ -16,7 +16,7 @@ class AdamRule final : public UpdateRule<T> {
 
   std::vector<StateTensor> state(const OwnedRows& rows) const override;
   int period() const override { return config_.optimizer.adam_period; }
-  std::string gradient_prefix() const override { return period() > 1 ? gradient : ""; }
+  std::string gradient_prefix() const override;
   std::size_t adopted_bytes(const ParameterTable& table, int ranks) const override;
   void adopt(const ParameterTable& table, const OwnedBucket<T>& owned, int ranks) override;
   void update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) override;
@@ -24,7 +24,7 @@ class AdamRule final : public UpdateRule<T> {
   bool defers(const Bucket& bucket) const override { return rows_.has(bucket); }
   void read_rows(Trace& trace, const DeviceSequence& sequence, long step) override;
   void complete_rows() override { rows_.complete(); }
-  void end_update(long step) override { rows_.end_update(step); }
+  void end_step(long step) override { rows_.end_step(step); }
   void restart() override { rows_.restart(); }
 
  private:

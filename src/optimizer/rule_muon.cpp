@@ -13,8 +13,14 @@ using kernels::MuonBatch;
 namespace {
 
 const kernels::PolarIteration& named_iteration(Orthogonalisation orthogonalisation) {
-  return orthogonalisation == Orthogonalisation::polar_express ? kernels::polar_express_iteration
-                                                               : kernels::newton_schulz_iteration;
+  switch (orthogonalisation) {
+    case Orthogonalisation::polar_express:
+      return kernels::polar_express_iteration;
+    case Orthogonalisation::six_maps:
+      return kernels::six_maps_iteration;
+    default:
+      return kernels::newton_schulz_iteration;
+  }
 }
 
 /// Moves the batches that have the shape of the first, or its transpose, to `shape`.
@@ -60,7 +66,7 @@ RuleTraits MuonRule<T>::traits() {
   return {.rule = Rule::muon,
           .name = "muon",
           .title = "Muon",
-          .state = {{momentum}, {second_moment, decide_second_moments}},
+          .state = {{momentum}, {second_moment, decide_second_moments}, {slow_momentum, {"optimizer.slow_momentum"}}},
           .read = read};
 }
 
@@ -69,6 +75,9 @@ std::vector<StateTensor> MuonRule<T>::state(const OwnedRows& rows) const {
   std::vector<StateTensor> state{{momentum, rows}};
   if (config_.optimizer.normuon_beta > 0) {
     state.push_back({second_moment, second_moment_rows(config_, rows)});
+  }
+  if (config_.optimizer.slow_momentum > 0 && rows.parameter->group == Group::matrix) {
+    state.push_back({slow_momentum, rows});
   }
   return state;
 }
@@ -128,10 +137,16 @@ void MuonRule<T>::update(const UpdateContext& context, std::span<const OwnedBuck
 
 template <class T>
 kernels::MuonOptions MuonRule<T>::options(long step) const {
+  const OptimizerConfig& o = config_.optimizer;
+  const double m = muon_momentum(config_, step);
+  const bool mixes = o.slow_momentum > 0 && step >= o.momentum_mix_from;
   return {.iteration = iteration_,
-          .momentum = muon_momentum(config_, step),
+          .momentum = m,
           .gradient_scale = 1.0 / config_.train.sequences,
-          .normuon_beta = config_.optimizer.normuon_beta};
+          .normuon_beta = o.normuon_beta,
+          .fast_momentum = mixes ? o.fast_momentum : m,
+          .slow_momentum = o.slow_momentum,
+          .momentum_mix = mixes ? o.momentum_mix : 1};
 }
 
 template <class T>
@@ -145,7 +160,7 @@ auto MuonRule<T>::rates(const Hyperparameters& hyper, const Bucket& bucket, long
 /// Appends the blocks of a bucket to batches_.
 template <class T>
 void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
-  const bool normuon = config_.optimizer.normuon_beta > 0;
+  const bool normuon = config_.optimizer.normuon_beta > 0, has_slow = config_.optimizer.slow_momentum > 0;
   std::size_t first = 0, first_moment = 0;
   for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
     const auto [lr, decay] = rates(blocks.hyper, owned.bucket, step);
@@ -160,7 +175,8 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
                         .lr = lr,
                         .decay = decay,
                         .cautious = config_.optimizer.decay_kind == DecayKind::cautious,
-                        .truncates = blocks.hyper.truncates});
+                        .truncates = blocks.hyper.truncates,
+                        .slow_momentum = has_slow ? owned.state.back().wide.data() + first : nullptr});
     first += batches_.back().size();
     first_moment += blocks.second_moment_size();
   }

@@ -33,7 +33,8 @@ class MuonRule final : public UpdateRule<T> {
 
  private:
   using Master = kernels::acc_t<T>;
-  static constexpr const char *momentum = "/muon/momentum/", *second_moment = "/muon/second_moment/";
+  static constexpr const char *momentum = "/muon/momentum/", *second_moment = "/muon/second_moment/",
+                              *slow_momentum = "/muon/slow_momentum/";
 
   kernels::MuonOptions options(long step) const;
   /// Learning rate and coefficient of the decay in an update.

@@ -19,8 +19,9 @@ enum class Rule { muon, adam, fixed };
 /// A group of tensors that a rule may keep in checkpoints: state, or gradients summed over steps.
 struct StateGroup {
   std::string prefix;  ///< first part of their names, such as "/adam/m/"; the parameter's name follows
-  /// Keys of the deck that decide whether the tensors exist, or their shapes. A key of the model stands here only where
-  /// the parameters themselves do not depend on it. Empty: the tensors always exist, in the shapes of their parameters.
+  /// Keys of the deck (patterns of matches()) that decide whether the tensors exist, or their shapes. A key of the
+  /// model stands here only where the parameters themselves do not depend on it. Empty: the tensors always exist, in
+  /// the shapes of their parameters.
   std::vector<std::string> keys{};
 };
 

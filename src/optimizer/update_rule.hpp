@@ -51,11 +51,11 @@ class UpdateRule {
   /// What the rule keeps for the rows that a rank owns of a parameter. Parameters of one bucket have as many state
   /// tensors, with the same prefixes. State is zero at first, in the format Hyperparameters::moments.
   virtual std::vector<StateTensor> state(const OwnedRows& rows) const = 0;
-  /// Steps per update, which uses the sum of their gradients; see common_period().
+  /// Steps per update, which uses the sum of their gradients; see common_period(). Lookup tables may have a longer
+  /// period from some step on (Hyperparameters::updates).
   virtual int period() const { return 1; }
-  bool updates_at(long step) const { return (step + 1) % period() == 0; }
   /// Prefix of gradients in checkpoints, which hold the sum since the last update: that of a StateGroup of the rule's
-  /// traits. Empty with a period of 1.
+  /// traits. Empty where all periods are 1.
   virtual std::string gradient_prefix() const { return {}; }
   /// Whether update() takes all buckets of one matrix shape or its transpose at once, at the end of a step. Else it
   /// takes one at a time, as soon as its gradients have arrived.
@@ -71,8 +71,8 @@ class UpdateRule {
 
   /// Called once for each bucket of the rule, before all else. The bucket stays where it is.
   virtual void adopt(const ParameterTable& /*table*/, const Owned& /*owned*/, int /*ranks*/) {}
-  /// Enqueues an update at the end of step `step`, for which updates_at() holds. Masters, state and weights of the
-  /// owned parts become new, gradients are used up.
+  /// Enqueues an update at the end of step `step`, at which the buckets have one (OwnedBucket::updates). Masters, state
+  /// and weights of the owned parts become new, gradients are used up.
   virtual void update(const UpdateContext& context, std::span<const Owned* const> buckets, long step) = 0;
 
   // A rule may defer updates of rows of lookup tables until they are read (deferred_rows.hpp).
@@ -83,8 +83,8 @@ class UpdateRule {
   virtual void read_rows(Trace& /*trace*/, const DeviceSequence& /*sequence*/, long /*step*/) {}
   /// Makes up for all deferred updates.
   virtual void complete_rows() {}
-  /// After the last update() of a step.
-  virtual void end_update(long /*step*/) {}
+  /// After the last update() of a step, if any.
+  virtual void end_step(long /*step*/) {}
   /// Weights and state have been replaced; no update of them is deferred.
   virtual void restart() {}
 };

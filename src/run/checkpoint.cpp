@@ -7,6 +7,7 @@
 
 #include "src/base/files_own.hpp"
 #include "src/base/output_file.hpp"
+#include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/rule_traits.hpp"
 #include "src/run/checkpoint_names.hpp"
 #include "src/run/deck_mark.hpp"
@@ -48,7 +49,7 @@ bool decides(const std::string& key, const std::vector<std::string>& tensors) {
     const StateGroup* const group = state_group_of(tensor);
     if (group == nullptr || group->keys.empty()) {
       known = false;
-    } else if (std::ranges::find(group->keys, key) != group->keys.end()) {
+    } else if (std::ranges::any_of(group->keys, [&](const std::string& pattern) { return matches(pattern, key); })) {
       return true;
     }
   }

@@ -148,6 +148,7 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
   learner.optimizer.restore({.gradients_wait = gradients_wait(checkpoints.restored(), config, learner.table),
+                             .late_sums_wait = true,
                              .averages = averages_to_begin(checkpoints.restored(), config)});
   if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
     throw Error(ExitCode::checkpoint,

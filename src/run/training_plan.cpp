@@ -40,8 +40,7 @@ std::vector<LevelTraffic> gradients_of(const Bucket& bucket, const Bounds& parts
 }
 
 /// Weights travel when they are updated.
-StepSending sending_of(const Config& config, const ParameterTable& table, const UpdateRules<Real>& rules,
-                       const NodeLayout& layout) {
+StepSending sending_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
   const auto ranks = static_cast<std::size_t>(layout.ranks());
   const std::size_t tokens = (config.train.sequences + ranks - 1) / ranks * longest_length(config);
   const PlannedTraffic traffic(layout, config.comm);
@@ -51,7 +50,7 @@ StepSending sending_of(const Config& config, const ParameterTable& table, const 
     const Bounds parts = bucket.bounds(layout);
     const std::vector<LevelTraffic> gradients = gradients_of(bucket, parts, traffic, tokens),
                                     weights = traffic.all_gather(parts, weight_bytes(bucket.scalars()));
-    const double updates = 1.0 / rules.of(bucket.group).period();
+    const double updates = update_steps(config, table, bucket).per_step(config.train.steps);
     for (int rank = 0; rank < layout.ranks(); ++rank) {
       of_ranks[rank].reduce_scatter.add(gradients[rank]);
       of_ranks[rank].all_gather.add(weights[rank], updates);
@@ -151,7 +150,7 @@ TrainingPlan plan_of(const Config& config, const ParameterTable& table, const No
           .tokens = static_cast<std::uint64_t>(tokens_before(config, config.train.steps)),
           .work = work_of(table, rules, layout),
           .matrices = matrices_of(table, layout.ranks()),
-          .sending = sending_of(config, table, rules, layout)};
+          .sending = sending_of(config, table, layout)};
 }
 
 }  // namespace nanorun

@@ -216,8 +216,10 @@ struct MuonMatrices {
 void muon_momentum(benchmark::State& state) {
   MuonMatrices m(state.range(0) != 0);
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
-  measure(state, 14.0 * matrix,
-          [&] { cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data, 0.95, 1, m.squares.data); });
+  measure(state, 14.0 * matrix, [&] {
+    cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data,
+                        {.iteration = polar_express_iteration, .momentum = 0.95}, m.squares.data);
+  });
 }
 
 /// Argument: whether they are tall.

@@ -61,11 +61,11 @@ inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, Direc
   return wide;
 }
 
-enum class Rule { muon, normuon };
+enum class Rule { muon, normuon, two_momenta };
 
 /// Matrices of several batches, with their state, in device memory.
 struct MuonMatrices {
-  DeviceVector<float> weights, gradients, momentum;
+  DeviceVector<float> weights, gradients, momentum, slow_momentum;
   DeviceVector<bf16> copy, x;
   DeviceVector<float> second_moment, squares_of_x;
   std::vector<MuonBatch<bf16>> batches;
@@ -108,6 +108,7 @@ struct MuonMatrices {
       : weights(Vector<float>(size)),
         gradients(Vector<float>(size)),
         momentum(Vector<float>(size)),
+        slow_momentum(Vector<float>(size)),
         copy(size),
         x(size),
         second_moment(Vector<float>(static_cast<std::size_t>(shape.count) * shape.cols)),
@@ -118,6 +119,7 @@ struct MuonMatrices {
     for (const auto& [count, rows, cols] : shapes) {
       batches.push_back({count, rows, cols, weights.data() + at, gradients.data() + at, momentum.data() + at,
                          copy.data() + at, rule == Rule::normuon ? second_moment.data() + neuron : nullptr});
+      if (rule == Rule::two_momenta) batches.back().slow_momentum = slow_momentum.data() + at;
       at += batches.back().size();
       neuron += static_cast<std::size_t>(count) * normuon_neurons(rows, cols);
     }

@@ -10,9 +10,10 @@
 
 namespace nanorun::kernels::test {
 
-enum class Iteration { newton_schulz, polar_express };
+enum class Iteration { newton_schulz, polar_express, six_maps };
 
 inline const PolarIteration& coefficients(Iteration iteration) {
+  if (iteration == Iteration::six_maps) return six_maps_iteration;
   return iteration == Iteration::newton_schulz ? newton_schulz_iteration : polar_express_iteration;
 }
 
@@ -27,7 +28,8 @@ inline Vector<float> device_polar_factors(Stream stream, const Vector<float>& x,
   const DeviceSum squares;
   matrices.set(matrices.gradients, x);
   const DeviceVector<std::byte> scratch(cuda::polar_factor_workspace(matrices.wide));  // begins as NaN
-  cuda::muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0, 1, squares.data());
+  cuda::muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), {coefficients(iteration)},
+                      squares.data());
   cuda::polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
                      {scratch.data(), scratch.size()});
   const bool gram = cuda::takes_gram_iteration(matrices.wide, coefficients(iteration));
@@ -43,8 +45,9 @@ inline Vector<float> portable_polar_factors(Vector<float> x, const Shapes& shape
   const auto batches = batches_of(x.data(), shapes);
   Vector<std::byte> memory(portable::newton_schulz_workspace<float>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
-  const auto run =
-      iteration == Iteration::newton_schulz ? portable::newton_schulz<float> : portable::polar_express<float>;
+  const auto run = iteration == Iteration::six_maps        ? portable::six_maps<float>
+                   : iteration == Iteration::newton_schulz ? portable::newton_schulz<float>
+                                                           : portable::polar_express<float>;
   run({}, batches, Workspace(memory).subspan(skip));
   return x;
 }

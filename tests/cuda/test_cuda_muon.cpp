@@ -60,8 +60,9 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   std::copy(X.begin(), X.end(), x.data);
 }
 
-/// Rounding to bf16 costs what the emulation says: five steps multiply small singular values, and the roundings of the
-/// first step with them, by the product of the a: 3.4445^5 = 485 for Newton–Schulz, 990 for Polar Express.
+/// Rounding to bf16 costs what the emulation says: the steps multiply small singular values, and the roundings of the
+/// first step with them, by the product of the a: 3.4445^5 = 485 for Newton–Schulz, 990 for Polar Express, 950 for the
+/// six maps.
 void expect_rounded_iteration(Iteration iteration, double largest_error) {
   for (const Shapes& shapes : batches) {
     SCOPED_TRACE(name_of(shapes));
@@ -86,6 +87,11 @@ TEST(CudaMuon, NewtonSchulzIsTheIterationRoundedToBf16) {
 TEST(CudaMuon, PolarExpressIsTheIterationRoundedToBf16) {
   SKIP_WITHOUT_DEVICE();
   expect_rounded_iteration(Iteration::polar_express, 0.1);
+}
+
+TEST(CudaMuon, SixMapsAreTheIterationRoundedToBf16) {
+  SKIP_WITHOUT_DEVICE();
+  expect_rounded_iteration(Iteration::six_maps, 0.1);
 }
 
 TEST(CudaMuon, EveryMatrixIsItsOwn) {

@@ -29,18 +29,33 @@ void expect_match(const char* name, const test::Vector<float>& got, const test::
   }
 }
 
-void compare_momentum(const Shapes& shapes) {
+constexpr MuonOptions options_of(double momentum, double gradient_scale) {
+  return {.iteration = polar_express_iteration, .momentum = momentum, .gradient_scale = gradient_scale};
+}
+
+void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon) {
   SCOPED_TRACE(name_of(shapes));
-  const MuonMatrices matrices(shapes);
+  const MuonMatrices matrices(shapes, rule);
   const test::SumStream stream;
   const test::DeviceSum squares;
-  test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2);
+  test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2),
+                      slow = values(size_of(shapes), 3);
   matrices.set(matrices.gradients, g);
   matrices.set(matrices.momentum, buf);
+  matrices.set(matrices.slow_momentum, slow);
   test::Vector<double> host_squares(1);
-  portable::nesterov_momentum<float>({}, g, buf, 0.95, 1.0 / 3, host_squares.data());
-  muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3, squares.data());
+  MuonOptions options = options_of(0.95, 1.0 / 3);
+  if (rule == test::Rule::two_momenta) {
+    options.fast_momentum = 0.85;
+    options.slow_momentum = 0.98;
+    options.momentum_mix = 0.4385;
+    portable::mixed_momentum<float>({}, g, buf, slow, options, host_squares.data());
+  } else {
+    portable::nesterov_momentum<float>({}, g, buf, 0.95, 1.0 / 3, host_squares.data());
+  }
+  muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), options, squares.data());
   expect_match("momentum", matrices.momentum.host(), buf, 1e-6, 1e-6);
+  expect_match("slow momentum", matrices.slow_momentum.host(), slow, 1e-6, 1e-6);
   expect_match("x", matrices.host_x(), test::widened(g, shapes), 1e-6, 0x1p-8);
   EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
   const test::Vector<float> parts = matrices.squares_of_x.host();
@@ -108,7 +123,10 @@ const Shapes all_shapes[] = {
 
 TEST(CudaMuonMomentum, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Shapes& shapes : all_shapes) compare_momentum(shapes);
+  for (const Shapes& shapes : all_shapes) {
+    compare_momentum(shapes);
+    compare_momentum(shapes, test::Rule::two_momenta);
+  }
 }
 
 TEST(CudaMuonApply, MatchesPortable) {
@@ -134,7 +152,7 @@ TEST(CudaMuonStages, SumsAreReproducible) {
       const test::Vector<float> x = values(size_of(shapes), 1);
       matrices.set(matrices.gradients, x);
       matrices.set(matrices.weights, x);
-      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.95, 1.0 / 3,
+      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), options_of(0.95, 1.0 / 3),
                     of_gradients.data());
       const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));  // begins as NaN
       muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
@@ -155,7 +173,8 @@ TEST(CudaMuonStages, NonFiniteGradientOrWeightIsDetected) {
       matrices.set_x(test::Vector<float>(numbers.size(), 1));
       const test::SumStream stream;
       const test::DeviceSum of_gradients, of_weights;
-      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), 0.9, 2, of_gradients.data());
+      muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), options_of(0.9, 2),
+                    of_gradients.data());
       EXPECT_FALSE(std::isfinite(of_gradients.added()));
       matrices.set_x(test::widened(numbers, shapes));
       for (MuonBatch<bf16>& batch : matrices.batches) {

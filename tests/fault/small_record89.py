@@ -1,10 +1,11 @@
 """A small record 89 from its deck, with all its mechanisms but prefixes, for the tests of several scripts."""
 
+import json
 import random
 import shutil
 from pathlib import Path
 
-from harness import FaultTest, Job, small_run
+from harness import FaultTest, Job, differing_windows, small_run, without_start
 
 DECK = Path(__file__).resolve().parents[2] / "inputs" / "record89.toml"
 STEPS = 20  # stages begin at 0, 6, 12 and 18; the update of step 13 unties; Adam updates in every second step
@@ -40,3 +41,28 @@ class Record89FaultTest(FaultTest):
         job = Job(self.folder, ranks, arguments)
         self.assertEqual(job.wait(), code, job.text())
         return job
+
+    def moved_aside(self):
+        """The finished run's folder makes room for another run of its name, whose deck is then the same."""
+        return self.run_folder().rename(self.folder / "outputs" / "whole")
+
+    def metrics(self, run):
+        """Exact figures of steps and validations that do not depend on the time."""
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{key: line[key] for key in ("step", "loss", "gradient_norm", "validation_loss") if key in line}
+                for line in lines]
+
+    def assert_identical(self, whole):
+        """The same figures, weights and state of the optimizer as those of a run that was never stopped."""
+        self.assertEqual(self.metrics(self.run_folder()), self.metrics(whole))
+        a = without_start(self.checkpoint(STEPS))
+        b = without_start(whole / "checkpoints" / self.checkpoint(STEPS).name)
+        self.assertEqual(len(a), len(b))
+        # The attributes train_seconds and, because of it, the checksum of the attributes and HDF5's of the whole block.
+        self.assertEqual(differing_windows(a, b), 3)
+
+    def assert_close(self, found, expected, tolerance=1e-5):
+        self.assertEqual(sorted(found), list(range(1, STEPS + 1)))
+        for step, loss in found.items():
+            # They are printed to 1e-5.
+            self.assertAlmostEqual(loss, expected[step], delta=tolerance * expected[step] + 1e-5, msg=f"step {step}")

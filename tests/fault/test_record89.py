@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from harness import differing_windows, losses, restarted_from, small_run, without_start
+from harness import losses, restarted_from, small_run
 from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -14,31 +14,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "jobscripts" / "tools"
 
 
 class Record89(Record89FaultTest):
-    def moved_aside(self):
-        """The finished run's folder makes room for another run of its name, whose deck is then the same."""
-        return self.run_folder().rename(self.folder / "outputs" / "whole")
-
-    def metrics(self, run):
-        """Exact figures of steps and validations that do not depend on the time."""
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [{key: line[key] for key in ("step", "loss", "gradient_norm", "validation_loss") if key in line}
-                for line in lines]
-
-    def assert_identical(self, whole):
-        """The same figures, weights and state of the optimizer as those of a run that was never stopped."""
-        self.assertEqual(self.metrics(self.run_folder()), self.metrics(whole))
-        a = without_start(self.checkpoint(STEPS))
-        b = without_start(whole / "checkpoints" / self.checkpoint(STEPS).name)
-        self.assertEqual(len(a), len(b))
-        # The attributes train_seconds and, because of it, the checksum of the attributes and HDF5's of the whole block.
-        self.assertEqual(differing_windows(a, b), 3)
-
-    def assert_close(self, found, expected, tolerance=1e-5):
-        self.assertEqual(sorted(found), list(range(1, STEPS + 1)))
-        for step, loss in found.items():
-            # They are printed to 1e-5.
-            self.assertAlmostEqual(loss, expected[step], delta=tolerance * expected[step] + 1e-5, msg=f"step {step}")
-
     def changing_ranks(self, *overrides):
         found = {}
         for ranks, stop in ((2, 5), (1, 14), (4, 0)):

@@ -21,6 +21,7 @@ LATER = {
         "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,
         "adam_master": "fp32", "adam_moments": "fp32", "matrix_rule": "muon", "decay_kind": "cautious",
         "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "lr_matrix": 0.0006,
-        "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
+        "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5, "slow_momentum": 0, "fast_momentum": 0.85,
+        "momentum_mix": 1, "momentum_mix_from": 0,
     },
 }

@@ -44,15 +44,17 @@ def synthetic_shards(c, folder):
 
 
 def make_switches(out):
-    """Losses and final norms of every config of SWITCHES, in one file."""
+    """Losses and final norms of every config of SWITCHES, in one file; the tokens too where it has stages of its own."""
     config = CONFIGS["blocks_alive"]
     shards, validation = synthetic_shards(config, None)
     prefixes = data.synthetic_prefixes(config.vocabulary, config.padded_vocabulary)
     results = {}
     for name, changes in SWITCHES.items():
         result, _ = train(replace(config, **changes), shards, (validation, *validation_shape(config)), prefixes,
-                          torch.float64, config.total_steps, set(), set(), progress=lambda line: None)
+                          torch.float64, config.total_steps, set(), set(), progress=lambda line: None, sequences=True)
         results[name] = {"losses": result["losses"], "final_norms": result["final_norms"]}
+        if [s.length for s in replace(config, **changes).stages] != [s.length for s in config.stages]:
+            results[name]["sequences"] = result["sequences"]
     lines = [f'"{name}": {json.dumps(result)}' for name, result in results.items()]
     out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

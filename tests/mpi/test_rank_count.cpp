@@ -139,6 +139,25 @@ TEST(RankCount, LossesOverCandidatesAgreeOnAnyNumberOfRanks) {
   expect_same_training(config, tolerance, ", candidates");
 }
 
+/// With a slow momentum that counts in the second half, and tables that are updated in every fourth step there.
+TEST(RankCount, LossesWithTwoMomentaAndLateTablesAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  config.optimizer.adam_period = 2;
+  config.optimizer.orthogonalisation = Orthogonalisation::six_maps;
+  config.optimizer.normuon_beta = 0.9;
+  config.group = {{{"value_embedding.*"}, 0.6}};
+  const std::vector<double> before = losses_on(1, config);
+  config.optimizer.slow_momentum = 0.98;
+  config.optimizer.momentum_mix = 0.5;
+  config.optimizer.momentum_mix_from = 10;
+  config.group[0].period = 4;
+  config.group[0].period_from = 10;
+  const std::vector<double> after = losses_on(1, config);
+  for (int step = 0; step < steps; ++step) EXPECT_EQ(after[step] == before[step], step <= 10) << step;
+  expect_same_training(config, tolerance, ", two momenta and late tables");
+}
+
 /// With what Adam keeps in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();

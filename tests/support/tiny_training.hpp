@@ -55,7 +55,10 @@ class TinyTraining : public Learner<Real> {
       const DeviceSequence sequence = model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
                                                    windows_at(config, step_), candidate_draw(config, step_, j));
       optimizer.read_rows(trace_, sequence, step_);
-      model.forward_backward(trace_, sequence, step_, {!first, !first || optimizer.keeps_gradients(step_)});
+      model.forward_backward(trace_, sequence, step_,
+                             {.matrices = !first,
+                              .others = !first || optimizer.keeps_gradients(step_),
+                              .cleared = optimizer.clears_gradients()});
     }
     model.loss().collect(stream_);
     model.mlp_scales().collect();

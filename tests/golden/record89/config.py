@@ -17,6 +17,7 @@ class Stage:
     weights: tuple = ((1.0,), (1.0,))  # of the targets t+1, t+2, ... at the start and at the end of the stage
     prefix: tuple = (0.0, 0.0)
     candidates: int = 0  # columns of the head that the softmax of a training sequence covers; 0: all
+    attention_document: int | None = None  # tokens of a document after which attention begins anew, in training
 
 
 RECORD_STAGES = (
@@ -150,7 +151,11 @@ class Config:
     matrix_lr: float = 0.023
     matrix_decay: float = 1.2
     mlp_out_factor: float = 2
-    orthogonalisation: str = "polar_express"  # or "newton_schulz", as in record 21
+    slow_momentum: float | None = None  # decay of a second momentum
+    fast_momentum: float = 0.85  # decay of the first, from mix_from on
+    momentum_mix: float = 1.0  # weight of the first, from mix_from on
+    mix_from: int = 0
+    orthogonalisation: str = "polar_express"  # "six_maps", or "newton_schulz" as in record 21
     second_moment: bool = True
     second_moment_beta: float = 0.9
     cautious_decay: bool = True
@@ -159,6 +164,9 @@ class Config:
     adam_eps: float = 1e-10
     adam_decay: float = 0.005
     adam_period: int = 2
+    late_groups: tuple = ()  # groups that are updated with late_period from step late_from on
+    late_period: int = 4
+    late_from: int = 0
     groups: dict = field(default_factory=record_groups)
     bf16_masters: tuple = ()  # groups whose parameters are rounded to bf16, at the start and after each update
     bf16_moments: tuple = ()  # groups whose moments are, after the update that they gave
@@ -312,6 +320,23 @@ climb()
 NO_MUDD = {"mudd": "off"}
 TABLES = ("head", "embedding", "value_embedding", "bigram")
 SCALARS = {"gate_nets": "scalars", "dc_layers": ()}
+# Pull request 349 (recipe90.md): T falls again in the last scheduled stage and in the extension, two quarters of the
+# second stage have prefix weights of their own, and attention ends within documents.
+TAPER_STAGES = (
+    BLOCKS["stages"][0],
+    replace(BLOCKS["stages"][1], share=1 / 6, weights=((1.0, 0.5), (1.0, 0.25)), prefix=(0.2, 0.2)),
+    replace(BLOCKS["stages"][1], share=1 / 6, weights=((1.0, 0.25), (1.0, 0.0)), prefix=(0.1, 0.1)),
+    replace(BLOCKS["stages"][2], share=2 / 9, longest=60, attention_document=20),
+    replace(BLOCKS["stages"][2], share=1 / 9, length=256, longest=60, attention_document=20, lr=1.4),
+    replace(BLOCKS["stages"][3], length=128, longest=60, attention_document=20),
+)
+AFTER_RECORD89 = {
+    "taper": {"stages": TAPER_STAGES, "split_stage": 4, "cooldown": 0.8, "final_lr": 0.2},
+    "two_momenta": {"slow_momentum": 0.98, "fast_momentum": 0.8, "momentum_mix": 0.4385, "mix_from": 5,
+                    "matrix_decay": 1.5, "momentum_last": 0.93},
+    "six_maps": {"orthogonalisation": "six_maps"},
+    "late_tables": {"late_groups": ("value_embedding", "bigram"), "late_from": 7},
+}
 SWITCHES = {
     "no_paired": {"paired_layers": ()},
     "no_xsa": {"xsa_layers": ()},
@@ -345,6 +370,8 @@ SWITCHES = {
     "candidates": {"vocabulary": 500, "stages": with_candidates(BLOCKS["stages"], (128, 256, 384, 0))},
     "bf16_masters": {"bf16_masters": TABLES + ("smear_gate", "value_gate", "mudd_net", "gate_net")},
     "bf16_moments": {"bf16_masters": TABLES, "bf16_moments": TABLES},
+    **AFTER_RECORD89,
+    "after_record89": {name: value for changes in AFTER_RECORD89.values() for name, value in changes.items()},
 }
 
 

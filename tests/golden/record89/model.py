@@ -15,15 +15,27 @@ from .parameters import gate_layout, has_attention, injected, is_mudd_layer, mud
 class Tokens:
     """What a sequence looks up."""
 
-    def __init__(self, c, sequence, prefixes):
+    def __init__(self, c, sequence, prefixes, attention_document=None):
         self.inputs = torch.from_numpy(sequence.inputs)
         self.targets = torch.from_numpy(sequence.targets)
         self.prefixes = prefixes[self.targets]
         self.document = (self.inputs == c.end_of_text).cumsum(0)
+        if attention_document:
+            self.document = cut(self.document, attention_document)
         if c.bigram:
             self.bigram_rows = torch.from_numpy(data.bigram_rows(sequence.inputs, c.bigram_rows))
             if c.sign_rows:
                 self.sign_rows = torch.from_numpy(data.sign_rows(sequence.inputs, c.sign_rows))
+
+
+def cut(documents, tokens):
+    """Numbers of the pieces of `tokens` tokens, the last one shorter, into which attention divides each document."""
+    pieces, piece, size = [], -1, 0
+    for t, document in enumerate(documents.tolist()):
+        begins = t == 0 or document != documents[t - 1] or size == tokens
+        piece, size = piece + begins, 1 if begins else size + 1
+        pieces.append(piece)
+    return torch.tensor(pieces)
 
 
 class Model:
@@ -39,7 +51,7 @@ class Model:
 
     def loss(self, sequence, settings, training=True, fp8=None, index=0):
         """Sum over the tokens of sequence `index` of a step; fp8: the state of the MLP's scales in training."""
-        t = Tokens(self.c, sequence, self.prefixes)
+        t = Tokens(self.c, sequence, self.prefixes, settings.attention_document)
         x = self.stream(t, settings, fp8, index)
         z = head_product(self.c, x, self.p["head"], training)
         chosen = None

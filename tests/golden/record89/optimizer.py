@@ -17,6 +17,27 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
+SIX_MAPS = (
+    (4.447393659248992, -8.6592834371539, 4.484453950130224),
+    (3.0003381342927278, -3.180035633097396, 0.959298544318381),
+    (3.5997737315685896, -5.129961939372116, 1.94624091228252),
+    (3.238755176943844, -3.988313284248892, 1.4073635628857994),
+    (2.558664852492382, -2.5626431459988033, 0.9815933969681315),
+    (2.38665846260798, -2.223181615281231, 0.835162681686761),
+)
+
+
+def six_maps(x):
+    """Approximate orthogonal factor of x [rows, cols], without rounding. The first map takes the scaled product."""
+    tall = x.shape[0] > x.shape[1]
+    gram = x.T @ x if tall else x @ x.T
+    scale = 1.02 * gram.trace().sqrt() + 1e-6
+    x, gram = x / scale, gram / scale**2
+    for a, b, c in SIX_MAPS:
+        mixed = b * gram + c * (gram @ gram)
+        x = a * x + (x @ mixed if tall else mixed @ x)
+        gram = x.T @ x if tall else x @ x.T
+    return x
 
 
 def polar_express(x, rounding=False):
@@ -51,15 +72,26 @@ class Unit:
         self.c, self.name, self.rows = c, name, rows
         part = matrix.detach()[rows]
         self.factor = factor * math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
-        self.momentum = torch.zeros_like(part)
+        self.momentum, self.slow = torch.zeros_like(part), torch.zeros_like(part)
         tall = part.shape[0] >= part.shape[1]
         self.second = part.new_zeros((part.shape[0], 1) if tall else (1, part.shape[1]))
 
-    def update(self, matrix, gradient, lr_factor, momentum):
+    def momentum_of(self, g, step):
+        """What Nesterov's step takes as the momentum, once g is part of it."""
+        c, momentum = self.c, schedule.momentum(self.c, step)
+        if c.slow_momentum is None:
+            return self.momentum.lerp_(g, 1 - momentum)
+        mixes = step >= c.mix_from
+        self.momentum.lerp_(g, 1 - (c.fast_momentum if mixes else momentum))
+        self.slow.lerp_(g, 1 - c.slow_momentum)
+        return self.slow.lerp(self.momentum, c.momentum_mix) if mixes else self.momentum
+
+    def update(self, matrix, gradient, lr_factor, step):
         c, g = self.c, gradient[self.rows]
-        self.momentum.lerp_(g, 1 - momentum)
-        u = g.lerp(self.momentum, momentum)
-        if c.orthogonalisation == "polar_express":
+        u = g.lerp(self.momentum_of(g, step), schedule.momentum(c, step))
+        if c.orthogonalisation == "six_maps":
+            x = six_maps(u)
+        elif c.orthogonalisation == "polar_express":
             x = polar_express(u, c.rounding)
         else:
             x = newton_schulz(u.unsqueeze(0)).squeeze(0)
@@ -89,15 +121,17 @@ class Adam:
         self.rounds_moments = group in c.bf16_moments
         self.m, self.v = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
-    def update(self, p, g, lr_factor):
+    def update(self, p, g, lr_factor, n=1):
+        """n: updates of the early period for which this one stands."""
         c, group = self.c, self.group
         self.count += 1
-        self.m.mul_(group.beta1).add_(g, alpha=1 - group.beta1)
-        self.v.mul_(group.beta2).addcmul_(g, g, value=1 - group.beta2)
+        beta1, beta2 = group.beta1**n, group.beta2**n
+        self.m.mul_(beta1).add_(g, alpha=1 - beta1)
+        self.v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         lr = c.adam_lr * group.factor * lr_factor
-        correction = math.sqrt(1 - group.beta2**self.count) / (1 - group.beta1**self.count)
+        correction = math.sqrt(1 - beta2**self.count) / (1 - beta1**self.count)
         u = lr * correction * self.m / (self.v.sqrt() + c.adam_eps)
-        decay = lr * lr * c.adam_decay * group.decay
+        decay = lr * lr * c.adam_decay * n * group.decay
         kept = p * (u * p > 0).to(p.dtype) if c.cautious_decay else p
         p.sub_(u + decay * kept)
         if self.rounds_moments:
@@ -136,23 +170,24 @@ class Optimizer:
         c = self.c
         factor = schedule.lr_factor(c, step)
         for unit in self.units:
-            unit.update(self.p[unit.name], gradients[unit.name], factor, schedule.momentum(c, step))
+            unit.update(self.p[unit.name], gradients[unit.name], factor, step)
         for name in self.adam:
             self.sums[name] = self.sums[name] + gradients[name] if name in self.sums else gradients[name].clone()
         if schedule.adam_step(c, step):
-            self.update_tables(factor)
+            self.update_tables(factor, step)
             if step == schedule.split_step(c):
                 self.adam["embedding"].copy_state(self.adam["head"])
                 self.tied = False
 
-    def update_tables(self, factor):
+    def update_tables(self, factor, step):
         if self.tied:
             self.sums["head"] += self.sums.pop("embedding")
-        for name, g in self.sums.items():
-            self.adam[name].update(self.p[name], g, factor)
+        due = [name for name in self.sums if schedule.adam_step(self.c, step, self.groups[name])]
+        for name in due:
+            n = self.c.late_period // self.c.adam_period if schedule.late(self.c, step, self.groups[name]) else 1
+            self.adam[name].update(self.p[name], self.sums.pop(name), factor, n)
             if self.c.rounding and self.groups[name] not in self.FP32 and name != "gate_net.scale":
                 self.p[name].copy_(bf16(self.p[name]))
             self.round_master(name)
         if self.tied:
             self.p["embedding"].copy_(self.p["head"])
-        self.sums = {}

@@ -69,8 +69,14 @@ def split_step(c):
     return step
 
 
-def adam_step(c, step):
-    return step % c.adam_period == c.adam_period - 1
+def adam_step(c, step, group=None):
+    """Whether Adam updates a group at the end of a step; without one, those that have no late period."""
+    period = c.late_period if late(c, step, group) else c.adam_period
+    return step % period == period - 1
+
+
+def late(c, step, group):
+    return group in c.late_groups and step >= c.late_from
 
 
 @dataclass(frozen=True)
@@ -110,12 +116,13 @@ class StepSettings:
     prefix: float
     step: int
     candidates: int
+    attention_document: int | None = None
 
 
 def settings(c, step):
     stage = c.stages[stage_index(c, step)]
     return StepSettings(rotary_at(c, step), stage.window_short, stage.window_long, target_weights(c, step),
-                        prefix_weight(c, step), step, stage.candidates)
+                        prefix_weight(c, step), step, stage.candidates, stage.attention_document)
 
 
 def validation_settings(c, step):

@@ -355,6 +355,36 @@ TEST(MuonUpdate, TakesAnyNumberOfSteps) {
   }
 }
 
+/// Singular values of a diagonal matrix, of norm 1, go through the polynomials one by one.
+TEST(SixMaps, MovesSingularValuesOfADiagonalMatrix) {
+  constexpr int n = 24, cols = 40;
+  test::Vector<double> w(n * cols), g(w.size()), buf(w.size()), squares(2);
+  double norm = 0;
+  for (int i = 0; i < n; ++i) {
+    g[i * cols + i] = std::pow(10, -i / 9.0);
+    norm += std::pow(g[i * cols + i], 2);
+  }
+  const test::Vector<double> start = g;
+  const MuonBatch<double> batch{1, n, cols, w.data(), g.data(), buf.data(), w.data(), nullptr, -1, 0};
+  test::Vector<std::byte> workspace(muon_workspace<double>({&batch, 1}) + 64);
+  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
+  muon_update<double>({}, {&batch, 1}, {six_maps_iteration, 0, 1, 0}, {&squares[0], &squares[1]},
+                      Workspace(workspace).subspan(skip));
+  ASSERT_EQ(six_maps_iteration.steps.size(), 6u);
+  for (int i = 0; i < n; ++i) {
+    double x = start[i * cols + i] / (1.02 * std::sqrt(norm) + 1e-6);
+    const double first = x;
+    for (const PolarStep& step : six_maps_iteration.steps) x *= step.a + step.b * x * x + step.c * x * x * x * x;
+    EXPECT_NEAR(w[i * cols + i], x, 1e-12) << first;
+    if (first >= 3e-3) {
+      EXPECT_GT(x, 0.997);
+      EXPECT_LT(x, 1.0098);
+    }
+    w[i * cols + i] = 0;
+  }
+  for (const double other : w) EXPECT_LT(std::abs(other), 1e-14);
+}
+
 TEST(AddScaled, AddsEveryElement) {
   test::Vector<float> w(20'011, 1), x(20'011, 5);
   test::Vector<double> squares{1000};

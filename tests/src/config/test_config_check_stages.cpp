@@ -95,6 +95,17 @@ TEST(CheckStages, CandidatesAreColumnsOfTheHead) {
             "override stage.1.candidates=128: stage.1.candidates needs a LM head without model.head_bias");
 }
 
+TEST(CheckStages, AttentionEndsWithinDocumentsThatPackingLeavesLonger) {
+  const std::string given = "stage.2.attention_document=896";
+  EXPECT_EQ(rule({given}), "override " + given + ": stage.2.attention_document needs data.packing = \"documents\"");
+  EXPECT_EQ(rule({given, "data.packing=documents"}), "");
+  EXPECT_EQ(rule({given, "data.packing=documents", "stage.2.longest_document=897"}), "");
+  EXPECT_EQ(rule({given, "data.packing=documents", "stage.2.longest_document=896"}),
+            "override " + given +
+                ": stage.2.attention_document = 896 has no effect: stage.2.longest_document = 896 cuts documents no "
+                "later");
+}
+
 TEST(CheckStages, BlockWindowsAreMultiplesOfABlock) {
   EXPECT_EQ(rule({"stage.0.short_window=100"}), "");
   EXPECT_EQ(rule({"window.kind=block"}), "");
@@ -168,6 +179,37 @@ TEST(CheckOptimizer, MuonAndGroups) {
             "train.steps = 1770");
   EXPECT_EQ(rule({}, data + "[[group]]\nlr = 1\n"), "d.toml:4: group.0.tensors names no tensors");
   EXPECT_EQ(rule({}, data + "[[group]]\nlr = 1\ntensors = [\"head\"]\n"), "");
+}
+
+TEST(CheckOptimizer, ASlowMomentumIsMuonsAndIsMixedInTheRun) {
+  EXPECT_EQ(
+      rule({"optimizer.slow_momentum=0.98", "optimizer.momentum_mix=0.5", "optimizer.momentum_mix_from=1769"}, data),
+      "");
+  EXPECT_EQ(rule({"optimizer.momentum_mix=0.5"}, data),
+            "override optimizer.momentum_mix=0.5: optimizer.momentum_mix = 0.5 needs optimizer.slow_momentum");
+  EXPECT_EQ(rule({"optimizer.momentum_mix_from=5"}, data),
+            "override optimizer.momentum_mix_from=5: optimizer.momentum_mix_from = 5 needs optimizer.slow_momentum");
+  EXPECT_EQ(rule({"optimizer.slow_momentum=0.98", "optimizer.momentum_mix_from=1770"}, data),
+            "override optimizer.momentum_mix_from=1770: optimizer.momentum_mix_from = 1770 must be below train.steps = "
+            "1770");
+  EXPECT_EQ(rule({"optimizer.slow_momentum=0.98", "optimizer.matrix_rule=adam"}, data),
+            "override optimizer.slow_momentum=0.98: optimizer.slow_momentum = 0.98 needs optimizer.matrix_rule = "
+            "\"muon\"");
+}
+
+TEST(CheckOptimizer, APeriodOfAGroupIsAMultipleOfTheOthers) {
+  const std::string tables = data + "[optimizer]\nadam_period = 2\n[[group]]\ntensors = [\"bigram\"]\nlr = 1\n";
+  EXPECT_EQ(rule({"group.0.period=4", "group.0.period_from=1769"}, tables), "");
+  for (const int period : {1, 2, 3}) {
+    EXPECT_EQ(rule({fmt::format("group.0.period={}", period)}, tables),
+              fmt::format("override group.0.period={0}: group.0.period = {0} must be a multiple of "
+                          "optimizer.adam_period = 2, and longer",
+                          period));
+  }
+  EXPECT_EQ(rule({"group.0.period_from=7"}, tables),
+            "override group.0.period_from=7: group.0.period_from = 7 needs group.0.period");
+  EXPECT_EQ(rule({"group.0.period=4", "group.0.period_from=1770"}, tables),
+            "override group.0.period_from=1770: group.0.period_from = 1770 must be below train.steps = 1770");
 }
 
 TEST(CheckAverages, HaveTensorsStepsAndARate) {

@@ -108,6 +108,34 @@ TEST(Mask, DocumentsMayEndAtBlockBoundariesAndBeOneToken) {
   expect_mask(mask, tokens, WindowKind::block, 2 * block);
 }
 
+/// A document of 3000 tokens becomes pieces of 2048 and 952 for attention; one of 2048 stays whole.
+TEST(Mask, AttentionMayBeginAnewWithinADocument) {
+  constexpr int length = 44 * block;
+  std::vector<Token> tokens(length, 7), pieces(length, 7);
+  for (const int t : {0, 3000, 5048}) tokens[t] = pieces[t] = end_of_text;
+  pieces[2048] = end_of_text;
+  OwnedMask mask(length);
+  mask.build(tokens, end_of_text, WindowKind::tokens_before, 1664, {.document_tokens = 2048});
+  for (int q = 0, begin = 0; q < length; ++q) {
+    if (pieces[q] == end_of_text) begin = q;
+    ASSERT_EQ(mask.view().first_key[q], std::max(begin, q - 1664)) << q;
+  }
+  // Pieces count from the beginning of each document, and without one from that of the sequence.
+  const std::vector<Token> none(4 * block, 7);
+  std::vector<Token> every_200 = none;
+  for (const int t : {200, 400}) every_200[t] = end_of_text;
+  OwnedMask short_mask(4 * block);
+  short_mask.build(none, end_of_text, WindowKind::token, 300, {.document_tokens = 200});
+  expect_mask(short_mask, every_200, WindowKind::token, 300);
+}
+
+TEST(Mask, PairedRowsBeginAnewWithTheirToken) {
+  const std::vector<Token> tokens(block, 7);
+  OwnedMask mask(2 * block);
+  mask.build(tokens, end_of_text, WindowKind::token, 2 * block, {.document_tokens = 50});
+  for (int q = 0; q < 2 * block; ++q) ASSERT_EQ(mask.view().first_key[q], q / 100 * 100) << q;
+}
+
 /// Rows end where they end: at no block boundary, and at no end-of-text.
 TEST(Mask, RowsOfAFixedLengthTakeThePlaceOfDocuments) {
   constexpr int length = 6 * block;
@@ -119,7 +147,7 @@ TEST(Mask, RowsOfAFixedLengthTakeThePlaceOfDocuments) {
       SCOPED_TRACE(std::to_string(row_length) + " " + std::to_string(window));
       const auto allowed = all_pairs(rows, WindowKind::token, window);
       OwnedMask mask(length);
-      mask.build(tokens, end_of_text, WindowKind::token, window, row_length);
+      mask.build(tokens, end_of_text, WindowKind::token, window, {.row_length = row_length});
       expect_pairs(mask.view(), allowed);
       expect_blocks(mask.view(), allowed);
     }

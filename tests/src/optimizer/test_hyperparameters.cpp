@@ -146,6 +146,27 @@ TEST(Hyperparameters, MuonDoesNotUpdateEverything) {
             "updates");
 }
 
+TEST(Hyperparameters, LookupTablesAloneHaveAPeriodOfTheirOwn) {
+  Config config = tiny_config();
+  const auto error = [&] { return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks); };
+  config.optimizer.adam_period = 2;
+  config.group = {{{"value_embedding.*"}, 0.1}};
+  config.group[0].period = 4;
+  config.group[0].period_from = 336;
+  EXPECT_EQ(error(), "");
+  const ParameterTable table(config.model);
+  const UpdateSteps updates = hyperparameters(config, table.find("value_embedding.0")).updates;
+  EXPECT_EQ(updates, (UpdateSteps{2, 4, 336}));
+  EXPECT_EQ(hyperparameters(config, table.find("head")).updates, (UpdateSteps{2, 2}));
+  EXPECT_EQ(hyperparameters(config, table.find("block.0.qkv")).updates, UpdateSteps{});
+  config.group[0].tensors = {"head"};
+  EXPECT_EQ(error(), "group.0.period = 4: head is no lookup table");
+  config.group[0].tensors = {"embedding"};
+  EXPECT_EQ(error(), "");
+  config.model.tied_head = true;
+  EXPECT_EQ(error(), "group.0.period = 4: embedding is tied to the LM head (model.tied_head)");
+}
+
 TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
   Config config = tiny_config();
   const ParameterTable table(config.model);

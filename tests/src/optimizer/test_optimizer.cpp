@@ -106,11 +106,19 @@ void step_on(Fixture& f, int step, Rows rows) {
   f.optimizer.step(f.trace, step);
 }
 
-/// The restart is within a period, but for one of 1.
-void expect_all_updates(int period) {
-  SCOPED_TRACE(period);
+/// Value embeddings have a longer period from a step on.
+void add_late_tables(Config& config, int period, int from) {
+  config.group = {{{"value_embedding.*"}, 0.3, 0.75, 0.95, 2}};
+  config.group[0].period = period;
+  config.group[0].period_from = from;
+}
+
+/// The restart is within a period, but for one of 1. With a late period tables of the same tokens have two of them.
+void expect_all_updates(int period, int late_period = 0, int late_from = 0) {
+  SCOPED_TRACE(fmt::format("{} {} {}", period, late_period, late_from));
   Config config = small_config();
   config.optimizer.adam_period = period;
+  if (late_period > 0) add_late_tables(config, late_period, late_from);
   Fixture waiting(config), whole(config);
   const auto rows_behind = [&] {
     const std::vector<double> a = waiting.values(), b = whole.values();
@@ -134,7 +142,7 @@ void expect_all_updates(int period) {
     step_on(whole, step, Rows::unknown);
     if (step == 10) {
       // A checkpoint asks for the complete state; restore() takes it over.
-      EXPECT_GT(rows_behind(), 20u);
+      EXPECT_GT(rows_behind(), late_period == 0 ? 20u : 10u);
       expect_same_state();
       waiting.optimizer.restore();
     }
@@ -146,6 +154,7 @@ void expect_all_updates(int period) {
 
 TEST(Optimizer, RowsThatWaitGetAllTheirUpdates) {
   for (const int period : {1, 2, 3}) expect_all_updates(period);
+  for (const int from : {0, 6, 7, 11}) expect_all_updates(2, 4, from);
 }
 
 /// A step with gradients of one more for each step whose gradients the optimizer keeps.
@@ -202,6 +211,55 @@ TEST(Optimizer, GradientsCountOnceWhereThePeriodOfAdamChanges) {
   expect_counted(3, 4, 2, 3);  // at the beginning of the new period, with one that waits
   expect_counted(2, 3, 3, 4);
   expect_counted(3, 3, 2, 1);
+}
+
+/// Updates of every fourth step are those of every second one whose gradients come in every other update, but for
+/// betas: without momentum and with the square of beta2 they are the same.
+TEST(Optimizer, ALatePeriodSumsGradientsOfItsSteps) {
+  Config late = small_config(), twice = late;
+  late.optimizer.adam_period = twice.optimizer.adam_period = 2;
+  late.optimizer.decay_kind = twice.optimizer.decay_kind = DecayKind::plain;
+  add_late_tables(late, 4, 8);
+  late.group[0].beta1 = 0.6;
+  late.group[0].decay = 0;
+  twice.group = {{{"value_embedding.*"}, 0.3, 0.36, 0.95 * 0.95, 0}};
+  Fixture a(late), b(twice);
+  const Parameter& table = a.table.find("value_embedding.0");
+  const auto part = [&](Fixture& f) { return f.gradients.span().subspan(table.offset, table.size()); };
+  const auto slab = [&](Fixture& f, const char* group) {
+    for (const Slab<double>& kept : f.optimizer.slabs()) {
+      if (kept.dataset == group + table.name) return std::vector<double>(kept.data.begin(), kept.data.end());
+    }
+    return std::vector<double>();
+  };
+  const auto step_with = [&](Fixture& f, int step, double gradient) {
+    f.optimizer.begin_step(step);
+    const std::span<double> g = part(f);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] += gradient * (1 + static_cast<double>(i % 7));
+    for (int layer = f.config.model.layers; layer >= -1; --layer)
+      f.optimizer.start_reduce_scatter(f.trace, layer, step);
+    f.optimizer.step(f.trace, step);
+  };
+  for (Fixture* f : {&a, &b}) f->optimizer.begin_step(0);
+  const std::vector<double> start = slab(a, "/weights/");
+  for (int step = 8; step < 11; ++step) step_with(a, step, step);
+  EXPECT_EQ(slab(a, "/weights/"), start);
+  EXPECT_EQ(slab(a, "/adam/gradient/")[0], 8 + 9 + 10);
+  // A restart in the middle of the four steps keeps the sum, though other gradients do not wait.
+  Fixture again(late);
+  const std::vector<Slab<double>> from = a.optimizer.slabs(), to = again.optimizer.slabs_to_fill();
+  for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i].data, to[i].data.begin());
+  again.optimizer.restore({.late_sums_wait = true});
+  for (Fixture* f : {&a, &again}) step_with(*f, 11, 11);
+  EXPECT_EQ(slab(a, "/weights/"), slab(again, "/weights/"));
+  EXPECT_NE(slab(a, "/weights/"), start);
+  EXPECT_EQ(slab(a, "/adam/gradient/")[0], 0);
+  for (int step = 10; step < 12; ++step) step_with(b, step, step == 10 ? 38 : 0);
+  for (const char* const moment : {"/adam/m/", "/adam/v/"}) {
+    const std::vector<double> found = slab(a, moment), expected = slab(b, moment);
+    EXPECT_GT(expected.at(0), 0);
+    for (std::size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-12 * expected[i]) << moment;
+  }
 }
 
 /// Names of the parameters all of whose weights are bf16 values.

@@ -53,11 +53,12 @@ TEST(UpdateRules, NameAllThatTheyKeep) {
   for (const RuleTraits& rule : all_rules()) {
     for (const StateGroup& group : rule.state) prefixes.push_back(group.prefix);
   }
-  EXPECT_EQ(prefixes, (Strings{"/muon/momentum/", "/muon/second_moment/", "/adam/m/", "/adam/v/", "/adam/gradient/"}));
+  EXPECT_EQ(prefixes, (Strings{"/muon/momentum/", "/muon/second_moment/", "/muon/slow_momentum/", "/adam/m/",
+                               "/adam/v/", "/adam/gradient/"}));
 }
 
 TEST(UpdateRules, SayWhichKeysDecideTheirState) {
-  EXPECT_EQ(state_group_of("/adam/gradient/head")->keys, Strings{"optimizer.adam_period"});
+  EXPECT_EQ(state_group_of("/adam/gradient/head")->keys, (Strings{"optimizer.adam_period", "group.*.period"}));
   EXPECT_EQ(state_group_of("/adam/m/head")->keys, Strings{});
   EXPECT_EQ(state_group_of("/muon/second_moment/block.0.qkv")->keys.size(), 4u);
   EXPECT_EQ(state_group_of("/weights/head"), nullptr);
@@ -67,16 +68,16 @@ TEST(UpdateRules, OnlyAdamSumsGradientsOverSteps) {
   Config config = config_with_bigrams();
   config.optimizer.adam_period = 3;
   const UpdateRules<double> rules(config);
-  EXPECT_FALSE(rules.of(Group::lm_head).updates_at(0));
-  EXPECT_FALSE(rules.of(Group::lm_head).updates_at(1));
-  EXPECT_TRUE(rules.of(Group::lm_head).updates_at(2));
-  EXPECT_TRUE(rules.of(Group::lm_head).updates_at(5));
-  EXPECT_TRUE(rules.of(Group::matrix).updates_at(0));
+  EXPECT_EQ(rules.of(Group::lm_head).period(), 3);
+  EXPECT_EQ(rules.of(Group::matrix).period(), 1);
   EXPECT_EQ(rules.of(Group::scalar).gradient_prefix(), "/adam/gradient/");
   EXPECT_EQ(rules.of(Group::matrix).gradient_prefix(), "");
   config.optimizer.adam_period = 1;
   EXPECT_EQ(UpdateRules<double>(config).of(Group::scalar).gradient_prefix(), "");
-  EXPECT_TRUE(UpdateRules<double>(config).of(Group::scalar).updates_at(0));
+  EXPECT_EQ(UpdateRules<double>(config).of(Group::scalar).period(), 1);
+  config.group = {{{"bigram"}, 0.1}};
+  config.group[0].period = 4;
+  EXPECT_EQ(UpdateRules<double>(config).of(Group::scalar).gradient_prefix(), "/adam/gradient/");
 }
 
 TEST(UpdateRules, AreAllListedByName) {
