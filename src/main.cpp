@@ -117,7 +117,7 @@ ExitCode train(Context& context, const CommandLine& line) {
     // This rank alone: the report begins with its number.
     throw Error(ExitCode::internal,
                 "out of memory: nanorun train DECK --dry-run prints the memory that a rank needs; lower train.length "
-                "(with stages stage.N.length) or validation.length, set train.recompute = \"mlp\", or use more ranks");
+                "(with stages stage.N.length) or validation.length, set train.recompute, or use more ranks");
   }
 }
 

@@ -35,7 +35,8 @@ enum class Rounding { floor, ceil };
 enum class LmHeadChoice { automatic, fp32, bf16, fp8 };
 enum class EndOfData { error, wrap };
 enum class ChangedData { refuse, accept };
-enum class Recompute { none, mlp };
+/// What the backward pass forms again: nothing, the hidden units, or all that attention and the MLP of a block save.
+enum class Recompute { none, mlp, block };
 enum class MlpPrecision { working, fp8 };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
@@ -179,6 +180,7 @@ struct TrainConfig {
   int sequences = 8;
   int length = 49152;
   Recompute recompute = Recompute::none;
+  std::vector<int> recompute_layers;
   MlpPrecision mlp_precision = MlpPrecision::working;
   int warmup = 0;
   double cooldown = 0.4;

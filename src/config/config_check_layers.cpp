@@ -55,6 +55,14 @@ void check_lists(Rules& rules) {
   rules.require(std::ranges::is_sorted(model.value_layers), {"model.value_layers"}, "model.value_layers must ascend");
 }
 
+void check_recomputed(Rules& rules) {
+  const TrainConfig& train = rules.config.train;
+  const char* const key = "train.recompute_layers";
+  check_list(rules, key, train.recompute_layers);
+  rules.require(train.recompute_layers.empty() || train.recompute != Recompute::none, {key, "train.recompute"},
+                "{} needs train.recompute = \"mlp\" or \"block\"", key);
+}
+
 /// Keys that only some kinds of residual streams have.
 void check_keys_of_residual(Rules& rules) {
   const ModelConfig& model = rules.config.model;
@@ -300,6 +308,7 @@ void check_layers(Rules& rules) {
   check_streams(rules);
   check_attention(rules);
   check_gates(rules);
+  check_recomputed(rules);
 }
 
 }  // namespace nanorun

@@ -83,8 +83,8 @@ template <>
 inline constexpr auto names_of<ChangedData> = std::to_array<Named<ChangedData>>({{"refuse", ChangedData::refuse},
                                                                                  {"accept", ChangedData::accept}});
 template <>
-inline constexpr auto names_of<Recompute> = std::to_array<Named<Recompute>>({{"none", Recompute::none},
-                                                                             {"mlp", Recompute::mlp}});
+inline constexpr auto names_of<Recompute> =
+    std::to_array<Named<Recompute>>({{"none", Recompute::none}, {"mlp", Recompute::mlp}, {"block", Recompute::block}});
 template <>
 inline constexpr auto names_of<MlpPrecision> = std::to_array<Named<MlpPrecision>>({{"working", MlpPrecision::working},
                                                                                    {"fp8", MlpPrecision::fp8}});

@@ -13,7 +13,10 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, length), identifies, multiple_of(kernels::attention_block, max_length),
        "tokens of a sequence"},
       {NANORUN_KEY(train, recompute), operates, any(),
-       "what the backward pass forms again instead of keeping it: none, or mlp (the hidden units; saves memory)"},
+       "what the backward pass forms again instead of keeping it, which saves memory: none, mlp (the hidden units), or "
+       "block (all that attention and the MLP save, but for the norms that they read)"},
+      {NANORUN_KEY(train, recompute_layers), operates, between(0, max_layers - 1),
+       "layers, counted from 0, of which train.recompute forms this again; empty: all"},
       {NANORUN_KEY(train, mlp_precision), trains, any(),
        "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3); "
        "the backward pass and validation take them unrounded"},

@@ -4,6 +4,7 @@
 
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
+#include "src/config/layer_list.hpp"
 #include "src/model/sampled_lm_head.hpp"
 #include "src/model/topology.hpp"
 
@@ -34,13 +35,14 @@ Mat<T> take_qkv(const ModelConfig& model, const BlockPlan& plan, int length, Wor
   return take_matrix<T>(allocator, plan.offsets_keys ? length + 1 : length, 3 * model.width);
 }
 
-/// Allocates all that attention saves except its norm. `value_rows`: scratch for layers that do not keep their rows.
+/// Allocates all that attention saves except its norm, and except what has a buffer already. `value_rows`: scratch for
+/// layers that do not keep their rows.
 template <class T>
 void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model, const BlockPlan& plan, int length,
                         Mat<T> value_rows, WorkspaceAllocator& allocator) {
   const auto stream = [&] { return take_matrix<T>(allocator, length, model.width); };
   const auto per_head = [&](int heads) { return take_matrix<acc_t<T>>(allocator, length, heads); };
-  saved.qkv = take_qkv<T>(model, plan, length, allocator);
+  if (!saved.qkv) saved.qkv = take_qkv<T>(model, plan, length, allocator);
   const Mat<T> v = saved.qkv.row_block(0, length).col_block(2 * model.width, model.width);
   saved.v_mixed = plan.takes_up_values ? stream() : v;
   saved.rstd_qk = per_head(2 * model.heads);
@@ -48,10 +50,15 @@ void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model
   acc_t<T>* const lse = allocator.take<acc_t<T>>(static_cast<std::size_t>(length) * model.heads);
   const int pairing = plan.pairs_heads ? 2 : 1;
   saved.lse = {lse, model.heads / pairing, length * pairing};
-  if (plan.gates_value_rows) saved.value_rows = plan.keeps_value_rows ? stream() : value_rows;
+  if (plan.gates_value_rows && !saved.value_rows) saved.value_rows = plan.keeps_value_rows ? stream() : value_rows;
   if (plan.gates_value_rows && !plan.mudd) saved.value_gate = per_head(model.heads);
   if (plan.composes_heads) saved.y_composed = stream();
   if (plan.gates_heads && !plan.heads_have_net) saved.gate = per_head(model.heads);
+}
+
+/// Whether the deck asks for a kind of recomputation, or for one that includes it, on a layer.
+bool recomputes(const TrainConfig& train, Recompute kind, int layer) {
+  return train.recompute >= kind && (train.recompute_layers.empty() || names(train.recompute_layers, layer));
 }
 
 /// Bytes of scratch of the MLP of a training sequence.
@@ -108,28 +115,56 @@ void Activations<T>::allocate_gains(const ModelConfig& model, WorkspaceAllocator
   if (training()) d_folded = take_matrix<acc_t<T>>(allocator, features, model.width);
 }
 
-/// Every block has buffers of its own.
+/// Every block has buffers of its own, but for what the backward pass forms anew.
 template <class T>
 void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAllocator& allocator) {
-  const ModelConfig& model = config.model;
-  const auto hidden = [&] { return take_matrix<T>(allocator, length, model.mlp_ratio * model.width); };
-  const bool shares_h = config.train.recompute == Recompute::mlp;
-  const Mat<T> shared_h = shares_h ? hidden() : Mat<T>();
   for (const BlockPlan& plan : this->plan) {
-    BlockActivations<T>& saved = block.emplace_back();
-    if (plan.output == OutputBuffer::own) saved.x_out = take_matrix<T>(allocator, length, model.width);
-    if (plan.output == OutputBuffer::of_input) saved.x_out = layer_input(0);
-    if (plan.attends) {
-      const bool owns_norm = plan.norm_owner == plan.layer;
-      saved.attention.norm =
-          owns_norm ? take_norm<T>(model.width, length, allocator) : block[plan.norm_owner].attention.norm;
-      allocate_attention(saved.attention, model, plan, length, value_source, allocator);
-    }
-    saved.mlp.norm = take_norm<T>(model.width, length, allocator);
-    saved.mlp.d_x = saved.mlp.norm.n;
-    allocate_branch_outputs(model, plan.layer, allocator);
-    saved.mlp.h = shares_h ? shared_h : hidden();
+    block.emplace_back();
+    allocate_kept(config, plan, allocator);
   }
+  allocate_recomputed(config.model, allocator);
+}
+
+/// What a block keeps. Of attention that is recomputed, what later layers read is kept too.
+template <class T>
+void Activations<T>::allocate_kept(const Config& config, const BlockPlan& plan, WorkspaceAllocator& allocator) {
+  const ModelConfig& model = config.model;
+  const auto stream = [&] { return take_matrix<T>(allocator, length, model.width); };
+  BlockActivations<T>& saved = block[plan.layer];
+  saved.mlp.recomputed = recomputes(config.train, Recompute::mlp, plan.layer);
+  saved.attention.recomputed = plan.attends && recomputes(config.train, Recompute::block, plan.layer);
+  if (plan.output == OutputBuffer::own) saved.x_out = stream();
+  if (plan.output == OutputBuffer::of_input) saved.x_out = layer_input(0);
+  if (plan.attends) {
+    const bool owns_norm = plan.norm_owner == plan.layer;
+    saved.attention.norm =
+        owns_norm ? take_norm<T>(model.width, length, allocator) : block[plan.norm_owner].attention.norm;
+    if (!saved.attention.recomputed) {
+      allocate_attention(saved.attention, model, plan, length, value_source, allocator);
+    } else {
+      if (plan.lends_values) saved.attention.qkv = take_qkv<T>(model, plan, length, allocator);
+      if (plan.keeps_value_rows) saved.attention.value_rows = stream();
+    }
+  }
+  saved.mlp.norm = take_norm<T>(model.width, length, allocator);
+  saved.mlp.d_x = saved.mlp.norm.n;
+  allocate_branch_outputs(model, plan.layer, allocator);
+  if (!saved.mlp.recomputed) saved.mlp.h = take_matrix<T>(allocator, length, model.mlp_ratio * model.width);
+}
+
+/// What the backward pass forms anew lies in the same memory, one block's over another's.
+template <class T>
+void Activations<T>::allocate_recomputed(const ModelConfig& model, WorkspaceAllocator& allocator) {
+  const std::size_t before = allocator.used();
+  std::size_t most = before;
+  for (const BlockPlan& plan : this->plan) {
+    WorkspaceAllocator own = allocator;
+    BlockActivations<T>& saved = block[plan.layer];
+    if (saved.attention.recomputed) allocate_attention(saved.attention, model, plan, length, value_source, own);
+    if (saved.mlp.recomputed) saved.mlp.h = take_matrix<T>(own, length, model.mlp_ratio * model.width);
+    most = std::max(most, own.used());
+  }
+  allocator.take<std::byte>(most - before);
 }
 
 /// The blocks share their buffers, but for what later layers read: tapped inputs, the first values, and the first value

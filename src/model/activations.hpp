@@ -46,6 +46,7 @@ struct NormActivations {
 /// Saved by the attention of one block.
 template <class T>
 struct AttentionActivations {
+  bool recomputed = false;                  ///< the backward pass forms all but norm anew, see train.recompute
   NormActivations<T> norm;                  ///< norm of the stream that attention reads, in the buffer of norm_owner
   kernels::Mat<T> d_norm;                   ///< gradient of norm.n from all layers that share it; in training [T, d]
   kernels::Mat<T> qkv;                      ///< q and k after norm and rotary, v as projected [T, 3d]; with an offset
@@ -63,10 +64,11 @@ struct AttentionActivations {
 /// Saved by the MLP of one block.
 template <class T>
 struct MlpActivations {
+  bool recomputed = false;  ///< the backward pass forms h anew, see train.recompute
   NormActivations<T> norm;  ///< norm of the stream that the MLP reads
   kernels::Mat<T> d_x;      ///< with leaves_factors: gradient of that stream; with Residual::before, of what the mix
                             ///< before makes; in the memory of norm.n [T, d]
-  kernels::Mat<T> h;        ///< squared relu [T, m d]; one buffer for all blocks under Recompute::mlp
+  kernels::Mat<T> h;        ///< squared relu [T, m d]
 };
 
 /// Saved by one block. With Residual::unet and plain the stream is updated in place, and x_out alone has a buffer;
@@ -168,6 +170,8 @@ struct Activations {
  private:
   void allocate_gains(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
+  void allocate_kept(const Config& config, const BlockPlan& plan, kernels::WorkspaceAllocator& allocator);
+  void allocate_recomputed(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_branch_outputs(const ModelConfig& model, int layer, kernels::WorkspaceAllocator& allocator);
   void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);

@@ -10,9 +10,9 @@ using kernels::Mat;
 using kernels::Output;
 using kernels::Stream;
 
+/// What the output projection reads [T, d].
 template <class T>
-void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> out, Output output,
-                                int layer) const {
+Mat<const T> AttentionLayer<T>::heads(Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
   const ops::ValueResidual<T> residual = values_.forward(stream, a, feed.sequence, layer);
   const Mat<const T> w = gains_.weight(stream, a, block_name(layer, "qkv"), block_name(layer, "attention_gain"));
@@ -22,8 +22,19 @@ void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Fe
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, a.plan[layer]);
   ops::attention_forward<T>(stream, saved.y, saved.lse, in, mask, a.workspace);
-  const Mat<T> y = heads_.forward(stream, a, in, mask.first_key, layer);
-  ops::linear_forward<T>(stream, out, y, parameters_.weight(block_name(layer, "attention_out")), output);
+  return heads_.forward(stream, a, in, mask.first_key, layer);
+}
+
+template <class T>
+void AttentionLayer<T>::forward(Stream stream, const Activations<T>& a, const Feed<T>& feed, Mat<T> out, Output output,
+                                int layer) const {
+  ops::linear_forward<T>(stream, out, heads(stream, a, feed, layer),
+                         parameters_.weight(block_name(layer, "attention_out")), output);
+}
+
+template <class T>
+void AttentionLayer<T>::recompute(Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const {
+  if (a.block[layer].attention.recomputed) heads(stream, a, feed, layer);
 }
 
 template <class T>

@@ -30,6 +30,8 @@ class AttentionLayer {
   /// out [T, d] = or += attention of the norm that the layer reads [T, d], without attention_out_bias.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
                kernels::Output output, int layer) const;
+  /// Forms what forward() saves anew in a backward pass, where the layer does not keep it.
+  void recompute(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const;
   /// out [T, d] = the output of forward(), computed anew in a backward pass.
   void recompute_output(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
   /// Backward pass from d_out, the gradient of the output. attention.d_norm = the gradient of the norm; += with
@@ -39,6 +41,7 @@ class AttentionLayer {
                 kernels::Output d_matrices, int layer) const;
 
  private:
+  kernels::Mat<const T> heads(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const;
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
   ops::Rotary<T> rotary(const Feed<T>& feed, const BlockPlan& plan) const;
   const kernels::AttentionMask& mask(const Feed<T>& feed, const BlockPlan& plan) const;

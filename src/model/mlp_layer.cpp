@@ -81,7 +81,7 @@ template <class T>
 void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
                            int layer) const {
   const MlpActivations<T>& saved = a.block[layer].mlp;
-  if (config_.train.recompute == Recompute::mlp) hidden(stream, a, layer);
+  if (saved.recomputed) hidden(stream, a, layer);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, saved.h,
                                  d_matrices, d_out.factor);
   biases_.backward(stream, d_out.d, layer, "mlp_out_bias");

@@ -17,11 +17,7 @@ template <class T>
 class MlpLayer {
  public:
   MlpLayer(const Config& config, const Parameters<T>& parameters, MlpScales<T>& scales)
-      : config_(config),
-        parameters_(parameters),
-        gains_(config.model, parameters),
-        biases_(config.model, parameters),
-        scales_(scales) {}
+      : parameters_(parameters), gains_(config.model, parameters), biases_(config.model, parameters), scales_(scales) {}
 
   /// In FP8, finds the largest magnitudes of the layer's weights, and at once of the later layers whose weights travel
   /// in the same buckets. Called in each forward pass before forward(), once these weights are there.
@@ -43,7 +39,6 @@ class MlpLayer {
   void hidden(kernels::Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead = {}) const;
   void forward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
 
-  const Config& config_;
   const Parameters<T>& parameters_;
   NormGains<T> gains_;
   Biases<T> biases_;

@@ -155,6 +155,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
   ops::ScaledGradient<T> d_stream;
   for (int layer = config_.model.layers - 1; layer >= 0; --layer) {
     const NamedRange range(layer_range(layer));
+    attention_.recompute(stream_, a, feed, layer);
     if (residual == Residual::unet) {
       unet_block_backward(a, feed, d_matrices, a.plan[layer]);
     } else if (residual == Residual::plain) {

@@ -79,7 +79,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       mlp_scales_(config, mode_of(gradients), compute),
       rotary_(config, max_sequence(config, mode_of(gradients)), compute),
       arena_(activation_bytes<T>(config, mode_of(gradients)), "the activations",
-             "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute = \"mlp\""),
+             "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute"),
       gains_(config.model, parameters_),
       biases_(config.model, parameters_),
       zero_branches_(parameters_, weights, mixes_),

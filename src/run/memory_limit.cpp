@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "src/base/error.hpp"
 #include "src/base/text.hpp"
@@ -16,16 +18,28 @@ namespace nanorun {
 
 namespace {
 
+/// The deck with more recomputation, and what sets it; the deck as it is where there is no more.
+std::pair<Config, std::string> recomputing_more(Config config) {
+  TrainConfig& train = config.train;
+  if (!train.recompute_layers.empty()) {
+    train.recompute_layers.clear();
+    return {config, "set train.recompute_layers = []"};
+  }
+  const bool none = train.recompute == Recompute::none;
+  train.recompute = none ? Recompute::mlp : Recompute::block;
+  return {config, none ? "set train.recompute = \"mlp\"" : "set train.recompute = \"block\""};
+}
+
 /// What lowers the memory of the activations. Validation counts where it takes more than training by a twentieth.
 std::string activation_remedy(const Config& config) {
-  Config recomputes = config, validates = config;
-  recomputes.train.recompute = Recompute::mlp;
+  Config validates = config;
+  const auto [recomputes, recompute] = recomputing_more(config);
   validates.validation.length = std::min(config.validation.length, longest_length(config));
   const std::size_t now = Model<Real>::memory_bytes(config), with_recompute = Model<Real>::memory_bytes(recomputes),
                     with_validation = Model<Real>::memory_bytes(validates);
   if (with_validation < std::min(now - now / 20, with_recompute)) return "lower validation.length";
   const std::string length = config.stage.empty() ? "lower train.length" : "lower the longest stage.N.length";
-  return (with_recompute < now ? "set train.recompute = \"mlp\" or " : "") + length;
+  return (with_recompute < now ? recompute + " or " : "") + length;
 }
 
 /// A term of the plan in messages, as the dry run's text calls it.

@@ -15,7 +15,7 @@ LATER = {
         "init_scale_mlp": 0, "backout_from": -1, "yarn_last_window": 0,
     },
     "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working", "warmup": 0,
-              "cooldown_shape": "linear"},
+              "cooldown_shape": "linear", "recompute_layers": []},
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
         "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,

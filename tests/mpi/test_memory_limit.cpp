@@ -38,7 +38,12 @@ TEST(MemoryShortage, OfActivationsNamesTheKeysThatHelp) {
   EXPECT_EQ(advice(), "set train.recompute = \"mlp\" or lower train.length");
   config.validation.length = 1024;
   config.train.recompute = Recompute::mlp;
+  EXPECT_EQ(advice(), "set train.recompute = \"block\" or lower train.length");
+  config.train.recompute = Recompute::block;
   EXPECT_EQ(advice(), "lower train.length");
+  config.train.recompute_layers = {1};
+  EXPECT_EQ(advice(), "set train.recompute_layers = [] or lower train.length");
+  config.train.recompute_layers = {};
   config.validation.length = 1 << 20;
   EXPECT_EQ(advice(), "lower validation.length");
   config.validation.length = 1024;

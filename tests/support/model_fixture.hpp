@@ -106,4 +106,27 @@ inline void check_all_gradients(const Config& config, int window, At at = At::in
   }
 }
 
+/// Each kind of train.recompute gives the loss and the gradients without it, and takes less memory than the one before.
+inline void check_recomputing(Config config) {
+  SCOPED_TRACE(config.model.layers);
+  Fixture kept(config);
+  kept.disturb();
+  const double loss = kept.forward_backward(256);
+  std::size_t bytes = Model<double>::memory_bytes(kept.config);
+  const auto check = [&](Recompute kind, const std::vector<int>& layers) {
+    config.train.recompute = kind;
+    config.train.recompute_layers = layers;
+    Fixture formed_again(config);
+    formed_again.disturb();
+    EXPECT_EQ(formed_again.forward_backward(256), loss);
+    for (std::size_t i = 0; i < kept.table.gradient_size(); ++i)
+      ASSERT_EQ(kept.gradients.data()[i], formed_again.gradients.data()[i]) << i;
+    EXPECT_LT(Model<double>::memory_bytes(formed_again.config), bytes);
+    bytes = Model<double>::memory_bytes(formed_again.config);
+  };
+  check(Recompute::mlp, {0, config.model.layers - 1});
+  check(Recompute::mlp, {});
+  check(Recompute::block, {});
+}
+
 }  // namespace nanorun

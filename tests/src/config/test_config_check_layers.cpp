@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "tests/support/deck_errors.hpp"
@@ -46,7 +47,7 @@ layers = "SSLSSL"
 std::string rule(const std::vector<std::string>& overrides, const std::string& deck = model) {
   const std::string error = error_of([&] { check_model(parse_deck(deck, "d.toml", overrides)); }, ExitCode::usage);
   if (error.empty()) return error;
-  const std::size_t end = error.find(": model.");
+  const std::size_t end = std::min(error.find(": model."), error.find(": train."));
   EXPECT_TRUE(error.starts_with("override ") || error.starts_with("d.toml:")) << error;
   return end == std::string::npos ? error : error.substr(end + 2);
 }
@@ -115,6 +116,18 @@ TEST_F(CheckLayersOnCpus, ListsNameLayersWithAttentionOnce) {
     EXPECT_EQ(error("[1, 3]"), key + " names layer 3, which model.layers_without_attention excludes");
   }
   EXPECT_EQ(rule({"model.value_layers=[2, 1, 5]"}), "model.value_layers must ascend");
+}
+
+TEST_F(CheckLayersOnCpus, RecomputedLayersExistAndSayWhatIsRecomputed) {
+  for (const char* kind : {"mlp", "block"}) {
+    const auto error = [&](const char* layers) {
+      return rule({fmt::format("train.recompute={}", kind), fmt::format("train.recompute_layers={}", layers)});
+    };
+    EXPECT_EQ(error("[3, 1]"), "");
+    EXPECT_EQ(error("[1, 6]"), "train.recompute_layers names layer 6; layers are 0 to 5");
+    EXPECT_EQ(error("[1, 1]"), "train.recompute_layers names layer 1 twice");
+  }
+  EXPECT_EQ(rule({"train.recompute_layers=1"}), "train.recompute_layers needs train.recompute = \"mlp\" or \"block\"");
 }
 
 TEST_F(CheckLayersOnCpus, BigramsNeedTheFirstLayersAttention) {

@@ -37,6 +37,29 @@ TEST(Activations, OfEvaluationTakeOneBlockAndTheSkips) {
   EXPECT_LT(bytes(config, 262144, Mode::evaluation) / 262144, bytes(config, 49152, Mode::training) / 49152 / 4);
 }
 
+/// A plain block keeps two norms of d numbers a token, QKV of 3 d, the heads of d and hidden units of 4 d. What it
+/// forms anew lies in the memory of one block for all of them.
+TEST(Activations, OfRecomputedBlocksTakeTheirNormsAlone) {
+  Config config = record_deck(21);
+  config.model.residual = Residual::plain;
+  config.model.value_path = ValuePath::none;
+  config.model.layers_without_attention = {};
+  constexpr int length = 65536;
+  const double stream = static_cast<double>(length) * config.model.width * sizeof(float);
+  const std::size_t kept = bytes(config, length, Mode::training);
+  const auto saved = [&](Recompute kind, const std::vector<int>& layers) {
+    config.train.recompute = kind;
+    config.train.recompute_layers = layers;
+    return static_cast<double>(kept - bytes(config, length, Mode::training)) / stream;
+  };
+  const int layers = config.model.layers;
+  EXPECT_EQ(saved(Recompute::block, {3}), 0);
+  EXPECT_NEAR(saved(Recompute::mlp, {3, 4, 5}), 2 * 4, 1e-3);
+  EXPECT_NEAR(saved(Recompute::mlp, {}), (layers - 1) * 4, 1e-3);
+  EXPECT_NEAR(saved(Recompute::block, {3, 4, 5}), 2 * (3 + 1 + 4), 0.1);  // beside them scalars of heads and rows
+  EXPECT_NEAR(saved(Recompute::block, {}), (layers - 1) * (3 + 1 + 4), 0.5);
+}
+
 /// The backward pass of the LM head writes d_final_norm, and its scratch takes the place of the gradients of the
 /// blocks.
 TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {
