@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/commands/evaluate_hellaswag.hpp"
+#include "tests/golden/after_record89.hpp"
 #include "tests/support/alive_weights.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/record89_mechanisms.hpp"
@@ -292,34 +293,6 @@ void keep_in_bf16(Config& config, StateFormat GroupConfig::*format, const std::s
   for (GroupConfig& group : config.group) {
     if (first_patterns.contains(group.tensors[0])) group.*format = StateFormat::bf16;
   }
-}
-
-/// TAPER_STAGES of record89/config.py.
-void set_taper(Config& config) {
-  config.stage = {{1.0 / 3, 128, 24, 6, 16, 1, {1, 0.5, 0.25}, {1, 0.5, 0}, 0.25, 0.25},
-                  {1.0 / 6, 256, 48, 12, 28, 1.52, {1, 0.5}, {1, 0.25}, 0.2, 0.2},
-                  {1.0 / 6, 256, 48, 12, 28, 1.52, {1, 0.25}, {1, 0}, 0.1, 0.1},
-                  {2.0 / 9, 384, 60, 18, 40, 1.73, {1}, {1}, 0, 0, 0, 20},
-                  {1.0 / 9, 256, 60, 18, 40, 1.4, {1}, {1}, 0, 0, 0, 20},
-                  {0, 128, 60, 22, 48, 1, {1}, {1}, 0, 0, 0, 20}};
-  config.train.cooldown = 0.8;
-  config.train.final_lr_factor = 0.2;
-  config.train.untie_step = 17;
-}
-
-void set_two_momenta(Config& config) {
-  OptimizerConfig& o = config.optimizer;
-  o.slow_momentum = 0.98;
-  o.fast_momentum = 0.8;
-  o.momentum_mix = 0.4385;
-  o.momentum_mix_from = 5;
-  o.muon_decay = 1.5;
-  o.muon_momentum_last = 0.93;
-}
-
-void set_late_tables(Config& config) {
-  config.group[2].period = 4;
-  config.group[2].period_from = 7;
 }
 
 const Switch switches[] = {
