@@ -51,6 +51,7 @@ void compare(int count, int rows, int cols, double beta, bool cautious, bool rou
 }
 
 TEST(CudaMuonScalars, MatchThePortableImplementation) {
+  SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, cols] : {std::pair(8, 16), {16, 8}, {6, 12}, {1, 16}, {5, 5}, {128, 32}, {1, 4096}}) {
     for (const double beta : {0.0, 0.95}) {
       for (const bool rounds : {false, true}) compare(4, rows, cols, beta, !rounds && rows * cols < 1000, rounds);
