@@ -45,17 +45,20 @@ template <class T>
 void Averages<T>::sample(long step) const {
   for (std::size_t row = 0; row < config_.average.size(); ++row) {
     const double rate = average_rate(config_, config_.average[row], step);
-    if (rate == 0) continue;
-    for_runs(row, [&]<class W>(std::span<W> weights, std::span<Master> values, bool) {
-      ops::average_weights<W>(stream_, values, weights, rate);
-    });
+    if (rate > 0) take(row, rate);
   }
 }
 
 template <class T>
 void Averages<T>::begin(std::size_t row) const {
+  take(row, 1);
+}
+
+/// Takes a sample of the weights.
+template <class T>
+void Averages<T>::take(std::size_t row, double rate) const {
   for_runs(row, [&]<class W>(std::span<W> weights, std::span<Master> values, bool) {
-    ops::average_weights<W>(stream_, values, weights, 1);
+    ops::average_weights<W>(stream_, values, weights, rate);
   });
 }
 

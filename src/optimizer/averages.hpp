@@ -45,6 +45,7 @@ class Averages {
   /// Calls body(weights, average, rounds) for the runs of the average of a row.
   template <class Body>
   void for_runs(std::size_t row, const Body& body) const;
+  void take(std::size_t row, double rate) const;
   void keep(const OwnedBucket<T>& owned);
 
   /// The owned masters of a bucket, in host memory.
