@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/device/fill.hpp"
 #include "kernels/device/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -313,11 +314,16 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
     assert(b.copy == b.weights);
     const Vec<T> g(b.gradients, b.size()), w(b.weights, b.size());
     const MatrixBatch<T> x{b.gradients, b.count, b.rows, b.cols};
-    const Vec<T> buf(b.momentum, b.size());
-    if (b.slow_momentum != nullptr) {
-      mixed_momentum<T>(stream, g, buf, {b.slow_momentum, b.size()}, options, squares.gradients);
+    const bool has_slow = !b.slow_momentum.null();
+    const Vec<T> buf(b.momentum.wide, b.size()), slow(b.slow_momentum.wide, has_slow ? b.size() : 0);
+    if (has_slow) {
+      mixed_momentum<T>(stream, g, buf, slow, options, squares.gradients);
     } else {
       nesterov_momentum<T>(stream, g, buf, options.momentum, options.gradient_scale, squares.gradients);
+    }
+    if (b.round_momenta) {
+      round_as_bf16<T>(stream, buf);
+      round_as_bf16<T>(stream, slow);
     }
     orthogonalise_all<T>({&x, 1}, options.iteration, workspace);
     if (b.second_moment != nullptr) {

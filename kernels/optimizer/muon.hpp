@@ -15,7 +15,8 @@
 //   X = X s |X|_F / max(|X s|_F, 1e-10)
 // Weight decay is plain, w -= lr X + decay w, or cautious (Chen et al. 2025, arXiv:2510.12402),
 // w -= lr X + decay w [X w >= 0].
-// Shapes: g, buf, w, copy, x [n], the elements of any number of matrices.
+// Shapes: g, buf, w, copy, x [n], the elements of any number of matrices. New momenta may be rounded to the nearest
+// bf16, ties to even, when they are stored; u is formed from them before that.
 
 #include <span>
 
@@ -69,19 +70,34 @@ inline constexpr PolarStep six_maps_steps[] = {{4.447393659248992, -8.6592834371
                                                {2.38665846260798, -2.223181615281231, 0.835162681686761}};
 inline constexpr PolarIteration six_maps_iteration{1.02, 1e-6, six_maps_steps};
 
+/// A momentum in the type of gradients, or where T is bf16 also in bf16. Both null: none.
+template <class T>
+struct Momentum {
+  acc_t<T>* wide = nullptr;
+  T* narrow = nullptr;  ///< in place of `wide`
+
+  constexpr bool null() const { return wide == nullptr && narrow == nullptr; }
+  /// From an element on.
+  constexpr Momentum from(std::size_t first) const {
+    return {wide == nullptr ? nullptr : wide + first, narrow == nullptr ? nullptr : narrow + first};
+  }
+};
+
 /// Matrices that muon_update() updates. Each tensor holds `count` contiguous matrices [rows, cols]. `copy` holds the
 /// weights rounded or truncated to T, for the GEMMs that read them. In the CPU build acc_t<T> is T, and `copy` is
 /// `weights`.
 template <class T>
 struct MuonBatch {
   int count = 0, rows = 0, cols = 0;
-  acc_t<T>*weights = nullptr, *gradients = nullptr, *momentum = nullptr;
+  acc_t<T>*weights = nullptr, *gradients = nullptr;
+  Momentum<T> momentum{};
   T* copy = nullptr;
   acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_neurons(rows, cols)]; null: without NorMuon
   double lr = 0, decay = 0;
-  bool cautious = true;               ///< the decay is cautious, not plain
-  bool truncates = false;             ///< the copy is truncated, not rounded
-  acc_t<T>* slow_momentum = nullptr;  ///< null: without
+  bool cautious = true;         ///< the decay is cautious, not plain
+  bool truncates = false;       ///< the copy is truncated, not rounded
+  Momentum<T> slow_momentum{};  ///< null: without
+  bool round_momenta = false;   ///< to bf16
 
   constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
   constexpr std::size_t size() const { return count * matrix_size(); }
@@ -109,7 +125,8 @@ NANORUN_DECLARE_OPS({
 
   /// Updates all matrices: weights, copy, momenta and second moments in place; gradients are undefined afterwards. All
   /// matrices have one shape or its transpose: the iteration commutes with transposition, so they run as one batch.
-  /// Either all batches have second moments, or none; the same holds for slow momenta.
+  /// Either all batches have second moments, or none; the same holds for slow momenta, and for narrow momenta, which
+  /// must be rounded. The portable ops take wide ones.
   /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 or fp16
   /// between the stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows
   /// and cols are multiples of 8, and where shapes differ by more than transposition.

@@ -25,8 +25,27 @@ struct Rates {
         scale(static_cast<float>(options.gradient_scale)) {}
 };
 
+/// The momentum in elements of type M, float or bf16.
+template <class M>
+__device__ M* elements(const Momentum<bf16>& momentum) {
+  if constexpr (std::is_same_v<M, float>) {
+    return momentum.wide;
+  } else {
+    return momentum.narrow;
+  }
+}
+
+template <class M>
+__device__ void store_momentum(M* p, const Vector<float, 4>& x, bool rounds) {
+  if constexpr (std::is_same_v<M, bf16>) {
+    store_rounded(p, x);
+  } else {
+    store_vector(p, rounds ? to_floats(round_to_bf16(x)) : x);
+  }
+}
+
 /// Updates the momenta in the tile at (row, col), writes u to x, and returns the thread's sum of u².
-template <bool has_slow>
+template <bool has_slow, class M>
 __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, const Rates& rates, TurnedTile& turned,
                              SumOfSquares& of_gradients) {
   const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
@@ -36,8 +55,9 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
     if (!m.contains(row + i, col + 4 * quad)) continue;
     const std::size_t at = m.at(row + i, col + 4 * quad);
     const Vector<float, 4> g = load_vector<4>(m.gradients + at);
-    Vector<float, 4> buf = load_vector<4>(m.momentum + at), slow, u;
-    if constexpr (has_slow) slow = load_vector<4>(m.slow_momentum + at);
+    M *const fast_at = elements<M>(m.momentum) + at, *const slow_at = elements<M>(m.slow_momentum) + at;
+    Vector<float, 4> buf = load_floats<4>(fast_at), slow, u;
+    if constexpr (has_slow) slow = load_floats<4>(slow_at);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float gradient = rates.scale * g.v[k];
@@ -52,8 +72,8 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
       u.v[k] = rates.nesterov.rest * gradient + rates.nesterov.part * mixed;
       squares += u.v[k] * u.v[k];
     }
-    store_vector(m.momentum + at, buf);
-    if constexpr (has_slow) store_vector(m.slow_momentum + at, slow);
+    store_momentum(fast_at, buf, m.round_momenta);
+    if constexpr (has_slow) store_momentum(slow_at, slow, m.round_momenta);
     const Vector<bf16, 4> rounded = round_to_bf16(u);
     if (m.tall()) {
       turned.put(i, quad, rounded);
@@ -74,7 +94,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
 }
 
 /// A thread block updates one part of a matrix after another. x, squares_of_x: of the matrices of `batches`.
-template <bool has_slow>
+template <bool has_slow, class M>
 __global__ void __launch_bounds__(block_threads)
     update_momentum(const __grid_constant__ MuonBatches batches, int matrices, int parts, bf16* x, float* squares_of_x,
                     Rates rates, OrderedSum total, double* squares) {
@@ -87,7 +107,7 @@ __global__ void __launch_bounds__(block_threads)
     const MuonMatrix m(batches, matrix);
     float sum = 0;
     m.for_tiles(i % parts, [&](int row, int col) {
-      sum += update_tile<has_slow>(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
+      sum += update_tile<has_slow, M>(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
     });
     sum = warp_sum(sum);
     if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
@@ -102,6 +122,13 @@ __global__ void __launch_bounds__(block_threads)
   of_gradients.finish();
 }
 
+/// The kernel for batches that have slow and narrow momenta, or none, as this one.
+auto kernel_for(const MuonBatch<bf16>& batch) {
+  const bool has_slow = !batch.slow_momentum.null();
+  if (batch.momentum.narrow != nullptr) return has_slow ? update_momentum<true, bf16> : update_momentum<false, bf16>;
+  return has_slow ? update_momentum<true, float> : update_momentum<false, float>;
+}
+
 }  // namespace
 
 int matrix_parts(int rows, int cols) {
@@ -114,10 +141,9 @@ void muon_momentum(Stream stream, std::span<const MuonBatch<bf16>> batches, Matr
   const Rates rates(options);
   launch_batches(batches, [&](const MuonBatches& argument, int first, int count) {
     const int blocks = blocks_for(static_cast<std::size_t>(count) * parts * block_threads);
-    const bool has_slow = batches.front().slow_momentum != nullptr;
-    launch("muon_momentum", stream, has_slow ? update_momentum<true> : update_momentum<false>, blocks, block_threads, 0,
-           argument, count, parts, x.data + first * x.matrix_size(),
-           squares_of_x + static_cast<std::size_t>(first) * parts, rates, OrderedSum(stream), squares);
+    launch("muon_momentum", stream, kernel_for(batches.front()), blocks, block_threads, 0, argument, count, parts,
+           x.data + first * x.matrix_size(), squares_of_x + static_cast<std::size_t>(first) * parts, rates,
+           OrderedSum(stream), squares);
   });
 }
 

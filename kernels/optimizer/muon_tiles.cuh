@@ -20,11 +20,12 @@ struct MuonBatches {
 
 /// One of them.
 struct MuonMatrix {
-  float *weights, *gradients, *momentum, *slow_momentum, *second_moment;
+  float *weights, *gradients, *second_moment;
+  Momentum<bf16> momentum, slow_momentum;
   bf16* copy;
   int rows, cols;
   float lr, decay;
-  bool cautious, truncates;
+  bool cautious, truncates, round_momenta;
 
   /// Number `index` over all batches.
   __device__ MuonMatrix(const MuonBatches& batches, int index) {
@@ -33,8 +34,8 @@ struct MuonMatrix {
     const std::size_t first = index * b->matrix_size();
     weights = b->weights + first;
     gradients = b->gradients + first;
-    momentum = b->momentum + first;
-    slow_momentum = b->slow_momentum == nullptr ? nullptr : b->slow_momentum + first;
+    momentum = b->momentum.from(first);
+    slow_momentum = b->slow_momentum.from(first);
     copy = b->copy + first;
     rows = b->rows;
     cols = b->cols;
@@ -44,6 +45,7 @@ struct MuonMatrix {
     decay = static_cast<float>(b->decay);
     cautious = b->cautious;
     truncates = b->truncates;
+    round_momenta = b->round_momenta;
   }
   __device__ std::size_t size() const { return static_cast<std::size_t>(rows) * cols; }
   __device__ std::size_t at(int row, int col) const { return static_cast<std::size_t>(row) * cols + col; }

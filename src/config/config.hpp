@@ -42,7 +42,7 @@ enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
 /// What trace.h5 keeps of the ranks.
 enum class TraceRanks { automatic, all, quantiles };
-/// Format of the weights and moments that Adam keeps.
+/// Format of weights and moments that an optimizer keeps.
 enum class StateFormat { fp32, bf16 };
 /// The rule of the tensors of a [[group]]: as [optimizer] says, or Muon.
 enum class GroupRule { automatic, muon };
@@ -235,7 +235,7 @@ struct OptimizerConfig {
   double adam_beta1 = 0.8;
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
-  StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32;
+  StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32, muon_moments = StateFormat::fp32;
   double lr_matrix = 0.0006;
   double lr_embedding = 0.6;
   double lr_head = 0.008;

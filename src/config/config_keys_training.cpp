@@ -155,6 +155,9 @@ std::vector<Key> muon_keys() {
        "muon_decay w, where lr lacks the factor of the matrix's shape"},
       {NANORUN_KEY(optimizer, muon_truncates), trains, any(),
        "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
+      {NANORUN_KEY(optimizer, muon_moments), trains, any(),
+       "Muon: format in which it keeps the momenta of matrices; bf16: rounded after each update, which itself takes "
+       "them unrounded; NorMuon's second moments are fp32"},
   };
 }
 
@@ -203,9 +206,7 @@ std::vector<Key> group_keys() {
        "learned "
        "scalars"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
-       "Adam: as optimizer.adam_moments; a tied embedding has the LM head's; Muon's momentum is fp32, except for "
-       "learned "
-       "scalars"},
+       "as optimizer.adam_moments and optimizer.muon_moments; a tied embedding has the LM head's"},
       {NANORUN_ROW_KEY(group, rule), trains, any(),
        "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
        "for learned scalars of rows and columns, such as gates"},

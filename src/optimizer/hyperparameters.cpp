@@ -127,8 +127,8 @@ void check_group_rules(const Config& config) {
   errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }
 
-bool takes_formats(const Config& config, Group group) {
-  return traits_of(rule_of(config, group)).takes_formats || group == Group::scalar_matrix;
+bool takes_master_format(const Config& config, Group group) {
+  return traits_of(rule_of(config, group)).takes_master_format || group == Group::scalar_matrix;
 }
 
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter) {
@@ -138,14 +138,18 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   const GroupConfig* const named = group_of(config, parameter.name);
   if (named != nullptr) hyper = {rule, named->lr, named->beta1, named->beta2, named->decay};
   hyper.updates = steps_of_updates(config, parameter, named);
+  hyper.master = o.adam_master;
+  hyper.moments = o.adam_moments;
   const RuleTraits& traits = traits_of(rule);
   if (traits.read != nullptr) traits.read(config, hyper);
-  if (!takes_formats(config, parameter.group)) return hyper;
   // While LM head and embedding are tied they are one parameter, which has one format.
   const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
   const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
-  hyper.master = formats != nullptr ? formats->master : o.adam_master;
-  hyper.moments = formats != nullptr ? formats->moments : o.adam_moments;
+  if (formats != nullptr) {
+    hyper.master = formats->master;
+    hyper.moments = formats->moments;
+  }
+  if (!takes_master_format(config, parameter.group)) hyper.master = StateFormat::fp32;
   return hyper;
 }
 
@@ -158,12 +162,12 @@ std::vector<std::string> group_warnings(const Config& config, const ParameterTab
   std::vector<std::string> warnings;
   for (std::size_t i = 0; i < config.group.size(); ++i) {
     const GroupConfig& group = config.group[i];
-    const bool rounds = group.master != StateFormat::fp32 || group.moments != StateFormat::fp32;
+    const bool rounds = group.master != StateFormat::fp32;
     const auto in_fp32 = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return !takes_formats(config, parameter.group) && group_of(config, parameter.name) == &group;
+      return !takes_master_format(config, parameter.group) && group_of(config, parameter.name) == &group;
     });
     if (rounds && in_fp32 != table.parameters().end()) {
-      warnings.push_back(fmt::format("warning: group.{}: master and moments are Adam's; {} updates {} in fp32", i,
+      warnings.push_back(fmt::format("warning: group.{}: the format of masters is Adam's; {} updates {} in fp32", i,
                                      traits_of(rule_of(config, in_fp32->group)).title, in_fp32->name));
     }
     for (const std::string& pattern : group.tensors) {

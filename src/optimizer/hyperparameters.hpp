@@ -18,17 +18,18 @@ Rule rule_of(const Config& config, Group group);
 struct Hyperparameters {
   Rule rule = Rule::fixed;
   double lr = 0;
-  double beta1 = 0, beta2 = 0;  ///< Adam's
-  double decay = 0;             ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay
-  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;  ///< fp32 unless takes_formats()
+  double beta1 = 0, beta2 = 0;             ///< Adam's
+  double decay = 0;                        ///< Adam: as GroupConfig::decay. Muon: optimizer.muon_decay
+  StateFormat master = StateFormat::fp32;  ///< fp32 unless takes_master_format()
+  StateFormat moments = StateFormat::fp32;
   bool truncates = false;  ///< Muon: bf16 weights that GEMMs read are truncated, not rounded
   UpdateSteps updates{};
   bool operator==(const Hyperparameters&) const = default;
 };
 
-/// Whether tensors of a group are kept in the formats that the deck gives: where their rule takes formats, and learned
+/// Whether the masters of a group's tensors have the format that the deck gives: where their rule takes it, and learned
 /// scalars that Muon updates.
-bool takes_formats(const Config& config, Group group);
+bool takes_master_format(const Config& config, Group group);
 
 /// Hyperparameters of one tensor: from the first [[group]] with a pattern that matches its name, else from [optimizer].
 /// A tied embedding has the formats of the LM head.
@@ -45,7 +46,7 @@ ParameterTable parameter_table(const Config& config, int nodes = 1);
 void check_group_rules(const Config& config);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is
-/// switched off; and one for each [[group]] that asks for bf16 state of a tensor whose rule keeps fp32.
+/// switched off; and one for each [[group]] that asks for bf16 masters of a tensor whose rule keeps fp32.
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table);
 
 /// Whether the whole name matches the pattern, in which * stands for any number of any characters.

@@ -24,12 +24,19 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
                             const std::vector<OwnedRows>& tensors, const UpdateRule<T>& rule) {
   if (bucket.fixed()) return;
   std::size_t elements = 0;
-  std::vector<std::size_t> sizes;  // elements of each state tensor
+  struct Kept {
+    std::size_t size = 0;  // of all tensors of the bucket
+    bool keeps_fp32 = false;
+  };
+  std::vector<Kept> all_kept;  // of each state tensor
   for (const OwnedRows& rows : tensors) {
     elements += rows.size();
     const std::vector<StateTensor> kept = rule.state(rows);
-    sizes.resize(kept.size());
-    for (std::size_t k = 0; k < kept.size(); ++k) sizes[k] += kept[k].rows.size();
+    all_kept.resize(kept.size());
+    for (std::size_t k = 0; k < kept.size(); ++k) {
+      all_kept[k].size += kept[k].rows.size();
+      all_kept[k].keeps_fp32 |= kept[k].keeps_fp32;
+    }
   }
   // Tensors of one bucket lie together, so all of them must ask for bf16. Learned scalars are fp32 in any case; what
   // the deck wants of them in bf16 are bf16 values in fp32.
@@ -45,7 +52,9 @@ BucketState<T>::BucketState(kernels::WorkspaceAllocator& allocator, const Config
   const auto take_narrow = [&](std::size_t count) -> StateSpan<T> { return {{}, {allocator.take<T>(count), count}}; };
   if (has_choice && !is_narrow(&Hyperparameters::master)) master = take_wide(elements);
   const bool narrow_moments = is_narrow(&Hyperparameters::moments);
-  for (const std::size_t size : sizes) state.push_back(narrow_moments ? take_narrow(size) : take_wide(size));
+  for (const Kept& kept : all_kept) {
+    state.push_back(narrow_moments && !kept.keeps_fp32 ? take_narrow(kept.size) : take_wide(kept.size));
+  }
   if (config.optimizer.outer_every > 0) outer = {take_wide(elements).wide, take_wide(elements).wide};
   take_averages(allocator, config, tensors);
 }
@@ -105,7 +114,7 @@ void OwnedBucket<T>::round_state(kernels::Stream stream) const {
     const std::vector<StateTensor> kept = rule->state(rows);
     for (std::size_t k = 0; k < kept.size(); ++k) {
       const std::size_t size = kept[k].rows.size();
-      round(state[k], segment->hyper.moments, used[k], size);
+      if (!kept[k].keeps_fp32) round(state[k], segment->hyper.moments, used[k], size);
       used[k] += size;
     }
     first += rows.size();

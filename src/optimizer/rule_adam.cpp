@@ -12,7 +12,7 @@ RuleTraits AdamRule<T>::traits() {
   return {.rule = Rule::adam,
           .name = "adam",
           .title = "Adam",
-          .takes_formats = true,
+          .takes_master_format = true,
           .state = {{first_moment}, {second_moment}, {gradient, {"optimizer.adam_period", "group.*.period"}}}};
 }
 

@@ -9,7 +9,7 @@ template <class T>
 class FixedRule final : public UpdateRule<T> {
  public:
   static RuleTraits traits() {
-    return {.rule = Rule::fixed, .name = "fixed", .title = "no rule", .takes_formats = true};
+    return {.rule = Rule::fixed, .name = "fixed", .title = "no rule", .takes_master_format = true};
   }
   FixedRule(const Config&, kernels::Stream) {}
 

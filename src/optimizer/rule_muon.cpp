@@ -23,16 +23,22 @@ const kernels::PolarIteration& named_iteration(Orthogonalisation orthogonalisati
   }
 }
 
-/// Moves the batches that have the shape of the first, or its transpose, to `shape`.
+/// Moves the batches that have the shape of the first, or its transpose, and its format of momenta, to `shape`.
 template <class T>
 void split_shape(std::vector<MuonBatch<T>>& batches, std::vector<MuonBatch<T>>& shape) {
   const MuonBatch<T> first = batches.front();
   const auto other = [&](const MuonBatch<T>& b) {
-    return std::minmax(b.rows, b.cols) != std::minmax(first.rows, first.cols);
+    return std::minmax(b.rows, b.cols) != std::minmax(first.rows, first.cols) ||
+           (b.momentum.narrow == nullptr) != (first.momentum.narrow == nullptr);
   };
   const auto same = std::stable_partition(batches.begin(), batches.end(), other);
   shape.assign(same, batches.end());
   batches.erase(same, batches.end());
+}
+
+template <class T>
+kernels::Momentum<T> momentum_from(const StateSpan<T>& state, std::size_t first) {
+  return kernels::Momentum<T>{state.wide.data(), state.narrow.data()}.from(first);
 }
 
 }  // namespace
@@ -60,6 +66,7 @@ RuleTraits MuonRule<T>::traits() {
   const auto read = [](const Config& config, Hyperparameters& hyper) {
     hyper.decay = config.optimizer.muon_decay;
     hyper.truncates = config.optimizer.muon_truncates;
+    hyper.moments = config.optimizer.muon_moments;
   };
   const std::vector<std::string> decide_second_moments = {"optimizer.normuon_beta", "optimizer.muon_block_heads",
                                                           "model.heads", "model.head_dim"};
@@ -74,7 +81,8 @@ template <class T>
 std::vector<StateTensor> MuonRule<T>::state(const OwnedRows& rows) const {
   std::vector<StateTensor> state{{momentum, rows}};
   if (config_.optimizer.normuon_beta > 0) {
-    state.push_back({second_moment, second_moment_rows(config_, rows)});
+    state.push_back(
+        {second_moment, second_moment_rows(config_, rows), /*keeps_fp32=*/rows.parameter->group == Group::matrix});
   }
   if (config_.optimizer.slow_momentum > 0 && rows.parameter->group == Group::matrix) {
     state.push_back({slow_momentum, rows});
@@ -169,14 +177,15 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
                         .cols = blocks.cols,
                         .weights = owned.master.wide.data() + first,
                         .gradients = owned.gradients.data() + first,
-                        .momentum = owned.state[0].wide.data() + first,
+                        .momentum = momentum_from(owned.state[0], first),
                         .copy = owned.weights.data() + first,
                         .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
                         .lr = lr,
                         .decay = decay,
                         .cautious = config_.optimizer.decay_kind == DecayKind::cautious,
                         .truncates = blocks.hyper.truncates,
-                        .slow_momentum = has_slow ? owned.state.back().wide.data() + first : nullptr});
+                        .slow_momentum = has_slow ? momentum_from(owned.state.back(), first) : kernels::Momentum<T>{},
+                        .round_momenta = blocks.hyper.moments == StateFormat::bf16});
     first += batches_.back().size();
     first_moment += blocks.second_moment_size();
   }

@@ -29,8 +29,8 @@ struct RuleTraits {
   Rule rule = Rule::fixed;
   std::string name;   ///< in plans: "muon"
   std::string title;  ///< in messages: "Muon"
-  /// Whether master and moments have the formats that the deck gives; else both are fp32.
-  bool takes_formats = false;
+  /// Whether masters have the format that the deck gives; else they are fp32.
+  bool takes_master_format = false;
   std::vector<StateGroup> state{};
   /// Sets what this rule alone reads of the deck for a tensor; null: nothing.
   void (*read)(const Config& config, Hyperparameters& hyper) = nullptr;

@@ -27,8 +27,9 @@ struct OwnedBucket;
 
 /// A tensor that a rule keeps for a parameter, such as a moment: this rank's rows of it.
 struct StateTensor {
-  std::string prefix;  ///< of a StateGroup of the rule's traits
-  OwnedRows rows;      ///< the owned part of the state, whose shape may differ from the parameter's
+  std::string prefix;       ///< of a StateGroup of the rule's traits
+  OwnedRows rows;           ///< the owned part of the state, whose shape may differ from the parameter's
+  bool keeps_fp32 = false;  ///< whatever Hyperparameters::moments says
 };
 
 /// What an update works with beside the buckets.

@@ -196,7 +196,7 @@ struct MuonMatrices {
     for (MuonBatch<bf16>* b : {&batch, &other}) {
       b->weights = weights.data;
       b->gradients = gradients.data;
-      b->momentum = momentum.data;
+      b->momentum.wide = momentum.data;
       b->copy = copy.data;
       b->second_moment = second_moment.data;
       b->lr = b->decay = 1e-3;

@@ -117,9 +117,15 @@ struct MuonMatrices {
     wide.data = x.data();
     std::size_t at = 0, neuron = 0;
     for (const auto& [count, rows, cols] : shapes) {
-      batches.push_back({count, rows, cols, weights.data() + at, gradients.data() + at, momentum.data() + at,
-                         copy.data() + at, rule == Rule::normuon ? second_moment.data() + neuron : nullptr});
-      if (rule == Rule::two_momenta) batches.back().slow_momentum = slow_momentum.data() + at;
+      batches.push_back({count,
+                         rows,
+                         cols,
+                         weights.data() + at,
+                         gradients.data() + at,
+                         {momentum.data() + at},
+                         copy.data() + at,
+                         rule == Rule::normuon ? second_moment.data() + neuron : nullptr});
+      if (rule == Rule::two_momenta) batches.back().slow_momentum.wide = slow_momentum.data() + at;
       at += batches.back().size();
       neuron += static_cast<std::size_t>(count) * normuon_neurons(rows, cols);
     }

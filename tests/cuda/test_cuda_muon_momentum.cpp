@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/device/device.hpp"
+#include "kernels/device/fill.hpp"
 #include "kernels/optimizer/muon_portable.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "tests/cuda/blas_stream.hpp"
@@ -33,9 +34,40 @@ constexpr MuonOptions options_of(double momentum, double gradient_scale) {
   return {.iteration = polar_express_iteration, .momentum = momentum, .gradient_scale = gradient_scale};
 }
 
-void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon) {
+/// How momenta are kept: in fp32, as bf16 values in fp32, or in bf16.
+enum class Kept { fp32, rounded, narrow };
+
+/// Moves the momenta of the batches to `narrow`, one after another.
+void use_narrow(std::vector<MuonBatch<bf16>>& batches, const test::DeviceVector<bf16>& narrow,
+                Momentum<bf16> MuonBatch<bf16>::*momentum) {
+  std::size_t at = 0;
+  for (MuonBatch<bf16>& batch : batches) {
+    batch.*momentum = {.narrow = narrow.data() + at};
+    at += batch.size();
+  }
+}
+
+/// Sets the rounded values, and returns them.
+test::Vector<float> set_narrow(const test::DeviceVector<bf16>& to, const test::Vector<float>& values) {
+  test::Vector<bf16> rounded;
+  test::Vector<float> wide;
+  for (const float value : values) {
+    rounded.push_back(to_bf16(value));
+    wide.push_back(round_to_bf16(value));
+  }
+  cuda_check(cudaMemcpy(to.data(), rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+  return wide;
+}
+
+test::Vector<float> widened(const test::Vector<bf16>& x) {
+  test::Vector<float> wide;
+  for (const bf16 value : x) wide.push_back(to_float(value));
+  return wide;
+}
+
+void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon, Kept kept = Kept::fp32) {
   SCOPED_TRACE(name_of(shapes));
-  const MuonMatrices matrices(shapes, rule);
+  MuonMatrices matrices(shapes, rule);
   const test::SumStream stream;
   const test::DeviceSum squares;
   test::Vector<float> g = values(size_of(shapes), 1), buf = values(size_of(shapes), 2),
@@ -43,6 +75,16 @@ void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon) 
   matrices.set(matrices.gradients, g);
   matrices.set(matrices.momentum, buf);
   matrices.set(matrices.slow_momentum, slow);
+  test::DeviceVector<bf16> narrow(size_of(shapes)), narrow_slow(size_of(shapes));
+  if (kept != Kept::fp32) {
+    for (MuonBatch<bf16>& batch : matrices.batches) batch.round_momenta = true;
+  }
+  if (kept == Kept::narrow) {
+    use_narrow(matrices.batches, narrow, &MuonBatch<bf16>::momentum);
+    if (rule == test::Rule::two_momenta) use_narrow(matrices.batches, narrow_slow, &MuonBatch<bf16>::slow_momentum);
+    buf = set_narrow(narrow, buf);
+    slow = set_narrow(narrow_slow, slow);
+  }
   test::Vector<double> host_squares(1);
   MuonOptions options = options_of(0.95, 1.0 / 3);
   if (rule == test::Rule::two_momenta) {
@@ -54,8 +96,19 @@ void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon) 
     portable::nesterov_momentum<float>({}, g, buf, 0.95, 1.0 / 3, host_squares.data());
   }
   muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), options, squares.data());
-  expect_match("momentum", matrices.momentum.host(), buf, 1e-6, 1e-6);
-  expect_match("slow momentum", matrices.slow_momentum.host(), slow, 1e-6, 1e-6);
+  if (kept != Kept::fp32) {
+    portable::round_as_bf16<float>({}, buf);
+    if (rule == test::Rule::two_momenta) portable::round_as_bf16<float>({}, slow);
+  }
+  // A sum near the middle of two values of bf16 may be rounded to either.
+  const double relative = kept == Kept::fp32 ? 1e-6 : 0x1p-7;
+  const bool is_narrow = kept == Kept::narrow;
+  expect_match("momentum", is_narrow ? widened(narrow.host()) : matrices.momentum.host(), buf, 1e-6, relative);
+  expect_match("slow momentum", is_narrow ? widened(narrow_slow.host()) : matrices.slow_momentum.host(), slow, 1e-6,
+               relative);
+  if (kept == Kept::rounded) {
+    for (const float value : matrices.momentum.host()) ASSERT_EQ(value, round_to_bf16(value));
+  }
   expect_match("x", matrices.host_x(), test::widened(g, shapes), 1e-6, 0x1p-8);
   EXPECT_NEAR(squares.added(), host_squares[0], 1e-6 * host_squares[0]);
   const test::Vector<float> parts = matrices.squares_of_x.host();
@@ -126,6 +179,16 @@ TEST(CudaMuonMomentum, MatchesPortable) {
   for (const Shapes& shapes : all_shapes) {
     compare_momentum(shapes);
     compare_momentum(shapes, test::Rule::two_momenta);
+  }
+}
+
+TEST(CudaMuonMomentum, InBf16MatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shapes& shapes : all_shapes) {
+    for (const test::Rule rule : {test::Rule::muon, test::Rule::two_momenta}) {
+      compare_momentum(shapes, rule, Kept::rounded);
+      compare_momentum(shapes, rule, Kept::narrow);
+    }
   }
 }
 

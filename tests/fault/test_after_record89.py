@@ -15,11 +15,12 @@ class AfterRecord89(Record89FaultTest):
     def train(self, ranks, *overrides, code=0):
         return super().train(ranks, *AFTER, *overrides, code=code)
 
-    def restarting(self, stops):
+    def restarting(self, stops, *overrides):
         """Losses of a run that is stopped after these steps; stops: (step, ranks before it)."""
         found, before = {}, None
         for stop, ranks in stops:
-            job = self.train(ranks, *([f"stop.step={stop}"] if stop < STEPS else []), code=75 if stop < STEPS else 0)
+            stops_there = [f"stop.step={stop}"] if stop < STEPS else []
+            job = self.train(ranks, *overrides, *stops_there, code=75 if stop < STEPS else 0)
             self.assertEqual(restarted_from(job), before)
             self.assertFalse(found.keys() & losses(job).keys())
             found |= losses(job)
@@ -27,10 +28,10 @@ class AfterRecord89(Record89FaultTest):
         return found
 
     def test_stopped_anywhere_is_bit_exact(self):
-        """Within a period of four steps and in the shorter stage (14), and in the extension (19)."""
-        whole = losses(self.train(2))
+        """Within a period of four steps and in the shorter stage (14), and in the extension (19); momenta in bf16."""
+        whole = losses(self.train(2, "optimizer.muon_moments=bf16"))
         aside = self.moved_aside()
-        self.assertEqual(self.restarting([(14, 2), (19, 2), (STEPS, 2)]), whole)
+        self.assertEqual(self.restarting([(14, 2), (19, 2), (STEPS, 2)], "optimizer.muon_moments=bf16"), whole)
         self.assert_identical(aside)
 
     def test_changes_of_ranks(self):

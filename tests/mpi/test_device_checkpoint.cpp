@@ -37,11 +37,14 @@ std::vector<T> download(std::span<T> tensor) {
   return {view.span().begin(), view.span().end()};
 }
 
-/// What Adam keeps is in bf16, of the embedding only the moments, of the value embedding only the weights. What an
-/// outer step and averages keep is in fp32.
+/// What Adam keeps is in bf16, of the embedding only the moments, of the value embedding only the weights, and so are
+/// Muon's momenta. Second moments of Muon, and what an outer step and averages keep, are in fp32.
 Config config_in_bf16() {
   Config config = small_config();
   config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
+  config.optimizer.muon_moments = StateFormat::bf16;
+  config.optimizer.normuon_beta = 0.9;
+  config.optimizer.slow_momentum = 0.98;
   config.optimizer.adam_period = 2;
   config.group = {{{"embedding"}, 0.1, 0.8, 0.95, 0, StateFormat::fp32, StateFormat::bf16},
                   {{"value_embedding.*"}, 0.1, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::fp32}};
@@ -57,9 +60,8 @@ struct Training : Learner<Real> {
   float kept(const std::string& dataset, std::uint64_t i) const {
     const Hyperparameters rule = hyperparameters(config, table.find(dataset.substr(dataset.rfind('/') + 1)));
     const auto in = [&](const char* group) { return dataset.starts_with(group); };
-    const StateFormat format = in("/weights/")                                             ? rule.master
-                               : in("/adam/gradient/") || in("/outer/") || in("/average/") ? StateFormat::fp32
-                                                                                           : rule.moments;
+    const bool fp32 = in("/adam/gradient/") || in("/muon/second_moment/") || in("/outer/") || in("/average/");
+    const StateFormat format = in("/weights/") ? rule.master : fp32 ? StateFormat::fp32 : rule.moments;
     const float x = value(dataset, i);
     return format == StateFormat::bf16 ? kernels::round_to_bf16(x) : x;
   }
@@ -151,11 +153,14 @@ TEST(DeviceCheckpoint, TheOptimizerKeepsItInBf16WhereItIsAskedTo) {
 /// Only there are bf16 values kept in that type: a master takes no memory, a moment half.
 TEST(DeviceCheckpoint, StateInBf16TakesLessMemoryOnDevices) {
   Config wide = config_in_bf16();
-  wide.optimizer.adam_master = wide.optimizer.adam_moments = StateFormat::fp32;
+  wide.optimizer.adam_master = wide.optimizer.adam_moments = wide.optimizer.muon_moments = StateFormat::fp32;
   for (GroupConfig& group : wide.group) group.master = group.moments = StateFormat::fp32;
   const ParameterTable table(wide.model);
   const auto size = [&](const char* name) { return table.find(name).size(); };
-  const std::size_t saved = 8 * size("head") + 4 * size("embedding") + 4 * size("value_embedding.0");
+  std::size_t saved = 8 * size("head") + 4 * size("embedding") + 4 * size("value_embedding.0");
+  for (const Parameter& parameter : table.parameters()) {
+    if (parameter.group == Group::matrix) saved += 4 * parameter.size();
+  }
   const std::size_t without = Optimizer<Real>::state_bytes(wide, table, NodeLayout(), 0);
   constexpr bool on_devices = !computes_in_fp32;
   EXPECT_EQ(without - Optimizer<Real>::state_bytes(config_in_bf16(), table, NodeLayout(), 0), on_devices ? saved : 0);

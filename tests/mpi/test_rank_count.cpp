@@ -158,11 +158,11 @@ TEST(RankCount, LossesWithTwoMomentaAndLateTablesAgreeOnAnyNumberOfRanks) {
   expect_same_training(config, tolerance, ", two momenta and late tables");
 }
 
-/// With what Adam keeps in bf16.
+/// With what Adam keeps, and Muon's momenta, in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();
   Config config = small_config();
-  config.optimizer.adam_master = config.optimizer.adam_moments = StateFormat::bf16;
+  config.optimizer.adam_master = config.optimizer.adam_moments = config.optimizer.muon_moments = StateFormat::bf16;
   config.optimizer.adam_period = 2;
   EXPECT_NE(losses_on(1, config), losses_on(1));
   expect_same_training(config, tolerance, " in bf16");

@@ -339,7 +339,7 @@ TEST(MuonUpdate, TakesAnyNumberOfSteps) {
   constexpr PolarStep steps[] = {{2, -1.5, 0.5}, {3, -2, 0.25}, {1.5, -0.5, 0}};
   for (const std::size_t count : {1, 2, 3}) {
     test::Vector<double> w(2), g{3, 0.5}, buf(2), squares(2);  // of one row, whose square of the norm A is a number
-    const MuonBatch<double> batch{1, 1, 2, w.data(), g.data(), buf.data(), w.data(), nullptr, -1, 0};
+    const MuonBatch<double> batch{1, 1, 2, w.data(), g.data(), {buf.data()}, w.data(), nullptr, -1, 0};
     test::Vector<std::byte> workspace(muon_workspace<double>({&batch, 1}) + 64);
     const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
     const PolarIteration iteration{1, 0, std::span(steps).first(count)};
@@ -365,7 +365,7 @@ TEST(SixMaps, MovesSingularValuesOfADiagonalMatrix) {
     norm += std::pow(g[i * cols + i], 2);
   }
   const test::Vector<double> start = g;
-  const MuonBatch<double> batch{1, n, cols, w.data(), g.data(), buf.data(), w.data(), nullptr, -1, 0};
+  const MuonBatch<double> batch{1, n, cols, w.data(), g.data(), {buf.data()}, w.data(), nullptr, -1, 0};
   test::Vector<std::byte> workspace(muon_workspace<double>({&batch, 1}) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 64;
   muon_update<double>({}, {&batch, 1}, {six_maps_iteration, 0, 1, 0}, {&squares[0], &squares[1]},
@@ -416,7 +416,7 @@ TEST(MuonUpdate, IsItsStages) {
   test::Vector<double> w = test::random_values(n, 1), g = test::random_values(n, 2), buf = test::random_values(n, 3);
   test::Vector<double> q(3 * 12, 1), expected_w = w, x = g, expected_buf = buf, expected_q = q;
   const auto batch = [&](int count, int rows, int cols, std::size_t at, double* second_moment, double decay) {
-    return MuonBatch<double>{count, rows, cols, &w[at], &g[at], &buf[at], &w[at], second_moment, 0.25, decay};
+    return MuonBatch<double>{count, rows, cols, &w[at], &g[at], {&buf[at]}, &w[at], second_moment, 0.25, decay};
   };
   const std::array<MuonBatch<double>, 2> batches{batch(2, 12, 8, 0, q.data(), 0.1),
                                                  batch(1, 8, 12, n / 3 * 2, &q[24], 0)};

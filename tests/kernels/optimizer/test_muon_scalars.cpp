@@ -38,7 +38,7 @@ struct Matrices {
                                     .cols = cols,
                                     .weights = weights.data(),
                                     .gradients = g.data(),
-                                    .momentum = momentum.data(),
+                                    .momentum = {momentum.data()},
                                     .copy = weights.data(),
                                     .second_moment = beta > 0 ? second_moment.data() : nullptr,
                                     .lr = 0.1,

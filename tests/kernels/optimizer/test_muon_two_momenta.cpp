@@ -66,5 +66,39 @@ TEST(MuonMomentum, AMixOfOneIsNoMix) {
   EXPECT_GT(std::abs(slow[0]), 0);
 }
 
+/// The update itself takes the momenta as they are before that.
+TEST(MuonMomentum, IsRoundedToBf16WhereItIsStored) {
+  constexpr int rows = 24, cols = 40;
+  constexpr std::size_t n = rows * cols;
+  test::Vector<std::byte> memory(1 << 20);
+  const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+  const auto update = [&](bool rounds, test::Vector<float>& w, test::Vector<float>& buf, test::Vector<float>& slow) {
+    test::Vector<float> g = test::convert<float>(test::random_values(n, 1));
+    test::Vector<double> squares(2);
+    const MuonBatch<float> batch{.count = 1,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .weights = w.data(),
+                                 .gradients = g.data(),
+                                 .momentum = {.wide = buf.data()},
+                                 .copy = w.data(),
+                                 .lr = 0.1,
+                                 .slow_momentum = {.wide = slow.data()},
+                                 .round_momenta = rounds};
+    muon_update<float>({}, {&batch, 1}, mixed_options(7), {&squares[0], &squares[1]}, Workspace(memory).subspan(skip));
+  };
+  const auto start = [](unsigned seed) { return test::convert<float>(test::random_values(n, seed)); };
+  test::Vector<float> w = start(2), buf = start(3), slow = start(4);
+  test::Vector<float> rounded_w = w, rounded_buf = buf, rounded_slow = slow;
+  update(false, w, buf, slow);
+  update(true, rounded_w, rounded_buf, rounded_slow);
+  EXPECT_EQ(rounded_w, w);
+  EXPECT_NE(rounded_buf, buf);
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_EQ(rounded_buf[i], round_to_bf16(buf[i])) << i;
+    ASSERT_EQ(rounded_slow[i], round_to_bf16(slow[i])) << i;
+  }
+}
+
 }  // namespace
 }  // namespace nanorun::kernels::portable

@@ -72,7 +72,7 @@ TEST(Hyperparameters, GroupsThatNameNothingAreTold) {
   EXPECT_EQ(group_warnings(config, ParameterTable(config.model)), expected);
 }
 
-TEST(Hyperparameters, FormatsAreAdams) {
+TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   Config config = tiny_config();
   config.optimizer.adam_moments = StateFormat::bf16;
   config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::fp32}};
@@ -86,8 +86,11 @@ TEST(Hyperparameters, FormatsAreAdams) {
   EXPECT_EQ(formats("head"), std::pair(fp32, bf16));
   EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32));
   EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, fp32));
+  config.optimizer.muon_moments = bf16;
+  EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32)) << "the group's";
+  EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, bf16));
   const std::vector<std::string> expected = {
-      "warning: group.0: master and moments are Adam's; Muon updates block.3.mlp_in in fp32"};
+      "warning: group.0: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32"};
   EXPECT_EQ(group_warnings(config, table), expected);
   config.model.tied_head = true;
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
