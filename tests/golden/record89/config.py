@@ -337,6 +337,8 @@ AFTER_RECORD89 = {
     "six_maps": {"orthogonalisation": "six_maps"},
     "late_tables": {"late_groups": ("value_embedding", "bigram"), "late_from": 7},
 }
+ALL_AFTER_RECORD89 = {name: value for changes in AFTER_RECORD89.values() for name, value in changes.items()}
+CONFIGS["blocks_after_wide"] = replace(CONFIGS["blocks_wide"], **ALL_AFTER_RECORD89)
 SWITCHES = {
     "no_paired": {"paired_layers": ()},
     "no_xsa": {"xsa_layers": ()},
@@ -371,7 +373,7 @@ SWITCHES = {
     "bf16_masters": {"bf16_masters": TABLES + ("smear_gate", "value_gate", "mudd_net", "gate_net")},
     "bf16_moments": {"bf16_masters": TABLES, "bf16_moments": TABLES},
     **AFTER_RECORD89,
-    "after_record89": {name: value for changes in AFTER_RECORD89.values() for name, value in changes.items()},
+    "after_record89": ALL_AFTER_RECORD89,
 }
 
 
