@@ -36,8 +36,10 @@ constexpr Tolerance fp8_tolerance{3e-4, 1.8e-3};
 /// values; about twice that is allowed.
 constexpr Tolerance bf16_tolerance{2e-3, 3e-2, 0.27};
 
-void expect_close(double value, double golden, double tolerance, double& worst, const std::string& what) {
-  const double error = std::abs(value - golden) / std::max(std::abs(golden), 1e-6);
+/// Relative error, of what is smaller than `floor` on an absolute scale.
+void expect_close(double value, double golden, double tolerance, double& worst, const std::string& what,
+                  double floor = 1e-6) {
+  const double error = std::abs(value - golden) / std::max(std::abs(golden), floor);
   worst = std::max(worst, error);
   EXPECT_LE(error, tolerance) << what << ": " << value << " against " << golden;
 }
@@ -45,13 +47,13 @@ void expect_close(double value, double golden, double tolerance, double& worst, 
 /// norm(parameter) of every parameter.
 template <class Norm>
 void expect_norms(const ParameterTable& table, const Norm& norm, const nlohmann::json& golden,
-                  const Tolerance& tolerance, const std::string& what) {
+                  const Tolerance& tolerance, const std::string& what, double floor = 1e-6) {
   ASSERT_EQ(golden.size(), table.parameters().size());
   double worst = 0;
   for (const Parameter& p : table.parameters()) {
     const bool scalar = p.offset >= table.tensor_size();
     expect_close(norm(p), golden.at(p.name), scalar ? tolerance.scalar_norm : tolerance.norm, worst,
-                 what + " of " + p.name);
+                 what + " of " + p.name, floor);
   }
   std::printf("largest relative difference, %s: %.1e\n", what.c_str(), worst);
 }
@@ -82,7 +84,8 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / config.train.sequences; };
   expect_norms(table, weight_norm, golden.at("initial_norms"), {.norm = 1e-6}, "initial norm");
   std::vector<double> losses{training.forward_backward()};
-  expect_norms(table, gradient_norm, golden.at("gradient_norms_step1"), tolerance, "gradient norm");
+  // Those of learned scalars are sums in which far larger terms cancel, and a BLAS may add them one after another.
+  expect_norms(table, gradient_norm, golden.at("gradient_norms_step1"), tolerance, "gradient norm", 1e-3);
   training.update();
   for (const double loss : training.run(config.train.steps - 1)) losses.push_back(loss);
 
