@@ -56,7 +56,7 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 8);
+  EXPECT_EQ(decks, 9);
 }
 
 TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {
@@ -106,7 +106,8 @@ TEST(Inputs, Gpt2Of124MillionIsThatOfLlmC) {
 }
 
 TEST(Inputs, DecksResolveToThemselves) {
-  for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record81", "record89"}) {
+  for (const char* name :
+       {"quickstart", "record13", "record18", "record20", "record21", "record81", "record89", "recipe349"}) {
     const Config config = read_deck(name);
     const Config again = parse_deck(to_toml(config), "resolved.toml", {});
     EXPECT_EQ(to_toml(again), to_toml(config)) << name;

@@ -1,57 +1,23 @@
-// The schedule of pull request 349 of the speedrun, in which T falls again in a taper and in the extension, against the
-// published numbers. Its prefix weights change at quarters of the second stage, which are stages of their own here.
+// The deck of pull request 349 of the speedrun against its published stages, rates and averages. T falls again in a
+// taper and in the extension. Its prefix weights change at quarters of the second stage, which are stages of their own
+// here.
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cmath>
-
 #include "src/config/schedule.hpp"
+#include "src/model/params.hpp"
+#include "src/optimizer/hyperparameters.hpp"
+#include "tests/support/record_deck.hpp"
 
-namespace nanorun {
-namespace {
+using namespace nanorun;
 
-Config published_config() {
-  constexpr double scheduled = 1218;
-  Config config;
-  config.train.steps = 1241;
-  config.train.extension_steps = 23;
-  config.train.cooldown = 0.8;
-  config.train.final_lr_factor = 0.2;
-  config.data.packing = Packing::documents;
-  config.validation.last_long_window = 2560;
-  config.optimizer.muon_momentum_last = 0.93;
-  config.optimizer.muon_momentum_steps = 240;
-  config.optimizer.muon_momentum_cooldown = 50;
-  config.stage = {{336 / scheduled, 16384, 896, 128, 384, 1, {1, 0.5, 0.25}, {1, 0.5, 0}, 0.25}};
-  constexpr std::array quarters{336, 431, 526, 621, 715};
-  const auto second_target = [](int step) { return 0.5 * (715 - step) / 379; };
-  for (int i = 0; i < 4; ++i) {
-    const int first = quarters[i], end = quarters[i + 1];
-    config.stage.push_back({(end - first) / scheduled,
-                            32768,
-                            2048,
-                            384,
-                            896,
-                            1.52,
-                            {1, second_target(first)},
-                            {1, second_target(end)},
-                            0.05 * (4 - i)});
-  }
-  config.stage.push_back({432 / scheduled, 49152, 3072, 640, 1408, 1.73, {1}, {}});
-  config.stage.push_back({71 / scheduled, 32768, 3072, 640, 1408, 1.73 * std::sqrt(2.0 / 3), {1}, {}});
-  config.stage.push_back({0, 16384, 3072, 768, 1664, 1, {1}, {}});
-  for (int i = 5; i < 8; ++i) config.stage[i].attention_document = 2048;
-  return config;
-}
-
-TEST(ScheduleAfterRecord89, HasThePublishedBoundaries) {
+TEST(InputsRecipe349, HasThePublishedBoundaries) {
   struct Stage {
     long first, end;
     int tokens, longest, attention;
     Windows windows;
   };
-  const Config config = published_config();
+  const Config config = input_deck("recipe349");
   for (const Stage& stage : {Stage{0, 336, 131072, 896, 0, {128, 384}},
                              {336, 715, 262144, 2048, 0, {384, 896}},
                              {715, 1147, 393216, 3072, 2048, {640, 1408}},
@@ -72,8 +38,8 @@ TEST(ScheduleAfterRecord89, HasThePublishedBoundaries) {
   EXPECT_EQ(rotary_stage(config, 6).attention_scale, rotary_stage(config, 5).attention_scale);
 }
 
-TEST(ScheduleAfterRecord89, HasThePublishedRates) {
-  const Config config = published_config();
+TEST(InputsRecipe349, HasThePublishedRates) {
+  const Config config = input_deck("recipe349");
   EXPECT_EQ(lr_factor(config, 242), 1);
   for (const auto& [step, factor] : {std::pair(243L, 1.0),
                                      {335L, 0.9245},
@@ -95,8 +61,8 @@ TEST(ScheduleAfterRecord89, HasThePublishedRates) {
   }
 }
 
-TEST(ScheduleAfterRecord89, HasThePublishedLoss) {
-  const Config config = published_config();
+TEST(InputsRecipe349, HasThePublishedLoss) {
+  const Config config = input_deck("recipe349");
   for (const auto& [step, prefix] : {std::pair(335L, 0.25),
                                      {336L, 0.2},
                                      {430L, 0.2},
@@ -118,5 +84,34 @@ TEST(ScheduleAfterRecord89, HasThePublishedLoss) {
   EXPECT_EQ(targets_at(config, 715).count, 1);
 }
 
-}  // namespace
-}  // namespace nanorun
+TEST(InputsRecipe349, HasThePublishedGroups) {
+  const Config config = input_deck("recipe349");
+  const ParameterTable table = parameter_table(config);
+  EXPECT_TRUE(group_warnings(config, table).empty());
+  for (const char* name : {"bigram", "value_embedding.4"}) {
+    const Hyperparameters hyper = hyperparameters(config, table.find(name));
+    EXPECT_EQ(hyper.lr, 0.56) << name;
+    EXPECT_EQ(hyper.decay, 0.025) << name;
+    for (const auto& [step, due] :
+         {std::pair(333L, true), {334L, false}, {335L, true}, {337L, false}, {339L, true}, {1239L, true}})
+      EXPECT_EQ(hyper.updates.updates_at(step), due) << name << ", step " << step;
+  }
+  EXPECT_EQ(hyperparameters(config, table.find("block.0.qkv")).decay, 1.5);
+  EXPECT_EQ(hyperparameters(config, table.find("block.0.mlp_out")).lr, 0.092);
+  EXPECT_TRUE(hyperparameters(config, table.find("head")).updates.updates_at(config.train.untie_step));
+}
+
+TEST(InputsRecipe349, HasThePublishedAverages) {
+  const Config config = input_deck("recipe349");
+  ASSERT_EQ(config.average.size(), 3u);
+  const auto rate = [&](int row, long step) { return average_rate(config, config.average[row], step); };
+  const double first[] = {943, 991, 945}, later[] = {2.0 / 299, 0.02, 2.0 / 75};
+  for (int row = 0; row < 3; ++row) {
+    EXPECT_EQ(rate(row, first[row] - 1), 0) << row;
+    EXPECT_EQ(rate(row, first[row]), 1) << row;
+    EXPECT_EQ(rate(row, first[row] + config.average[row].every), later[row]) << row;
+    EXPECT_EQ(rate(row, 1240), later[row]) << row;
+  }
+  EXPECT_EQ(rate(2, 947), 0);
+  EXPECT_EQ(rate(2, 1237), 2.0 / 75);
+}

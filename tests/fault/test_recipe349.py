@@ -1,0 +1,66 @@
+"""The deck of pull request 349 in small: all of its eight stages, the period of its tables, its momenta and averages."""
+
+import json
+import shutil
+
+from harness import losses, restarted_from, small_run
+from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
+
+# Length, longest document, windows. The first steps are 0, 5, 6, 8, 9, 11, 17 and 18; Adam updates in every second step.
+STAGES = [(128, 40, 16, 48), *4 * [(256, 90, 32, 96)], (384, 120, 48, 128), (256, 120, 48, 128), (128, 120, 64, 160)]
+TOKENS = [512, *4 * [1024], 1536, 1024, 512]  # of a step
+FIRST = [0, 5, 6, 8, 9, 11, 17, 18]
+SQUEEZED = (
+    "train.untie_step=19", "optimizer.momentum_mix_from=9", "group.2.period_from=8", "average.0.from_last=8",
+    "average.1.from_last=6", "average.2.from_last=7", *(f"stage.{i}.attention_document=50" for i in (5, 6, 7)),
+    *(f"stage.{i}.prefix=0" for i in range(5)),
+    *(f"stage.{i}.{key}={value}" for i, values in enumerate(STAGES)
+      for key, value in zip(("length", "longest_document", "short_window", "long_window"), values)))
+
+
+class Recipe349(Record89FaultTest):
+    def prepare(self, folder):
+        super().prepare(folder)
+        shutil.copy(DECK.with_name("recipe349.toml"), folder / "deck.toml")
+
+    def train(self, ranks, *overrides, code=0):
+        return super().train(ranks, *SQUEEZED, *overrides, code=code)
+
+    def figures(self, key):
+        """A figure of the steps or validations by their steps, which count from 1."""
+        lines = map(json.loads, (self.run_folder() / "metrics.jsonl").read_text().splitlines())
+        return {line["step"]: line[key] for line in lines if key in line}
+
+    def test_every_stage(self):
+        """Each has its tokens; the loss falls; the averages are those of the finished model alone."""
+        self.train(1)
+        ends = [*FIRST[1:], STEPS]
+        tokens = [t for t, first, end in zip(TOKENS, FIRST, ends) for _ in range(first, end)]
+        found = self.figures("loss")
+        self.assertEqual(len(found), STEPS)
+        passed = self.figures("tokens")
+        self.assertEqual([passed[step + 1] - passed[step] for step in range(STEPS)], tokens)
+        validation = self.figures("validation_loss")
+        self.moved_aside()
+        self.train(1, *(f"average.{i}.blend=0" for i in range(3)))
+        self.assertEqual(self.figures("loss"), found)
+        raw = self.figures("validation_loss")
+        self.assertNotEqual(validation.pop(STEPS), raw[STEPS])
+        self.assertEqual(validation, {step: loss for step, loss in raw.items() if step < STEPS})
+        self.assertLess(raw[STEPS], raw[0] - 0.5)
+
+    def test_restarts(self):
+        """Within the period of the tables and before the averages; within these and the taper."""
+        whole = losses(self.train(2))
+        aside, found, before = self.moved_aside(), {}, None
+        for stop in (10, 17, STEPS):
+            job = self.train(2, *([f"stop.step={stop}"] if stop < STEPS else []), code=75 if stop < STEPS else 0)
+            self.assertEqual(restarted_from(job), before)
+            found |= losses(job)
+            before = stop
+        self.assertEqual(found, whole)
+        self.assert_identical(aside)
+
+
+if __name__ == "__main__":
+    small_run.main()
