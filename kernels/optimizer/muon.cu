@@ -34,7 +34,10 @@ MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches) {
     if (x.cols > 0 && (rows != x.rows || cols != x.cols)) {
       throw std::invalid_argument("muon: batches of different shapes");
     }
-    if (!aligned(b.weights) || !aligned(b.gradients) || !aligned(b.momentum) || !aligned(b.copy)) {
+    const void* const tensors[] = {
+        b.weights,         b.gradients,           b.copy, b.momentum.wide, b.slow_momentum.wide,
+        b.momentum.narrow, b.slow_momentum.narrow};
+    if (!std::ranges::all_of(tensors, aligned)) {
       throw std::invalid_argument("muon: tensors aligned to 16 bytes");
     }
     x = {nullptr, x.count + b.count, rows, cols};
