@@ -55,13 +55,13 @@ test::Vector<float> set_narrow(const test::DeviceVector<bf16>& to, const test::V
     rounded.push_back(to_bf16(value));
     wide.push_back(round_to_bf16(value));
   }
-  cuda_check(cudaMemcpy(to.data(), rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+  test::cuda_check(cudaMemcpy(to.data(), rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
   return wide;
 }
 
 test::Vector<float> widened(const test::Vector<bf16>& x) {
   test::Vector<float> wide;
-  for (const bf16 value : x) wide.push_back(to_float(value));
+  for (const bf16 value : x) wide.push_back(test::to_float(value));
   return wide;
 }
 
@@ -270,9 +270,15 @@ void compare_update(const Shapes& shapes, bool normuon, double error) {
       return host.data() + (device - first);
     };
     float* const weights = at(b.weights, matrices.weights.data(), w);
-    batches.push_back({b.count, b.rows, b.cols, weights, at(b.gradients, matrices.gradients.data(), g),
-                       at(b.momentum, matrices.momentum.data(), buf), weights,
-                       normuon ? at(b.second_moment, matrices.second_moment.data(), q) : nullptr, b.lr});
+    batches.push_back({b.count,
+                       b.rows,
+                       b.cols,
+                       weights,
+                       at(b.gradients, matrices.gradients.data(), g),
+                       {at(b.momentum.wide, matrices.momentum.data(), buf)},
+                       weights,
+                       normuon ? at(b.second_moment, matrices.second_moment.data(), q) : nullptr,
+                       b.lr});
   }
   test::Vector<std::byte> memory(portable::muon_workspace<float>(batches) + 64);
   const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
