@@ -14,6 +14,8 @@ inline constexpr int row_vector = 8;
 inline constexpr int attention_head_dims[] = {64, 128};
 /// Width of a head that is composed, or whose keys are offset.
 inline constexpr int wide_head_dim = 128;
+/// Where Q and K are narrower than a head, their width is a multiple of this.
+inline constexpr int qk_unit = 16;
 /// Largest product of heads and tokens of a sequence in the backward pass of attention.
 inline constexpr std::int64_t max_attention_rows = std::int64_t{1} << 24;
 /// Most keys of a composed head.

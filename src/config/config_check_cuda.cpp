@@ -24,6 +24,17 @@ void check_cuda(Rules& rules, Passes passes) {
   };
   require_wide(model.key_offset_layers, "model.key_offset_layers");
   require_wide(model.composed_layers, "model.composed_layers");
+  for (const int dim : model.qk_dims) {
+    if (!rules.require(dim % limits::qk_unit == 0, {"model.qk_dims"},
+                       "model.qk_dims has {}, which must be a multiple of {} on CUDA devices", dim, limits::qk_unit)) {
+      break;
+    }
+  }
+  rules.require(model.key_offset_layers.empty() || 2 * turning_pairs(model) % limits::qk_unit == 0,
+                {"model.qk_dims", "model.key_offset_layers"},
+                "the widest of model.qk_dims = {} must be a multiple of {} on CUDA devices, as model.key_offset_layers "
+                "names layers",
+                widest_qk_dim(model), 2 * limits::qk_unit);
   rules.require(model.width <= limits::max_row, {"model.width"}, "model.width = {} must be at most {} on CUDA devices",
                 model.width, limits::max_row);
   rules.require(padded_vocabulary(model) <= limits::max_vocabulary, {"model.vocabulary"},
