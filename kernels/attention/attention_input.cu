@@ -56,9 +56,9 @@ struct Units {
   int count;
   int per_head;  ///< D / 16
   int rows, heads;
-  int half;   ///< D / 2
+  int half;               ///< D / 2
   int live, first_still;  ///< L and S
-  int width;  ///< H D
+  int width;              ///< H D
 };
 
 struct UnitPosition {

@@ -16,8 +16,9 @@ using namespace sm90;
 
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
-/// a tile may be one of keys and the second one of values.
-template <int head_dim, bool paired, bool has_bias>
+/// a tile may be one of keys and the second one of values. `narrow`: heads may have dead dims, and any dims may stand
+/// still.
+template <int head_dim, bool paired, bool has_bias, bool narrow = false>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
@@ -83,14 +84,14 @@ struct AttentionProjection {
 
   /// Of heads of 128 columns. Stores the still dims in the next row; the still dims of token 0 also in row 0.
   __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
-    if (first_still == half / 2) {
-      store_offset_halves(tile, head);
-    } else {
+    if constexpr (narrow) {
       store_offset_columns(tile, head);
+    } else {
+      store_offset_halves(tile, head);
     }
   }
 
-  /// Where S = 32: the still dims are halves of panels.
+  /// The still dims are halves of panels.
   __device__ __forceinline__ void store_offset_halves(WarpTile& tile, const Fragment& head) const {
     constexpr int of_maps = sizeof(StagedRows) / 2;
     const int lane = threadIdx.x % 32, col = tile.col - width;
@@ -108,8 +109,7 @@ struct AttentionProjection {
 #pragma unroll
     for (int i = 0; i < head_dim / 8; ++i) {
       if (i / 4 % 2 == 0) continue;
-      *reinterpret_cast<std::uint32_t*>(keys.row(0) + col + 8 * i + column()) =
-          pack_bf16(head[4 * i], head[4 * i + 1]);
+      *reinterpret_cast<std::uint32_t*>(keys.row(0) + col + 8 * i + column()) = pack_bf16(head[4 * i], head[4 * i + 1]);
     }
   }
 
@@ -146,13 +146,13 @@ struct AttentionProjection {
     float squares = 0;
 #pragma unroll
     for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
-    return rsqrtf(group_sum(squares, 4) / (2 * live) + eps);
+    return rsqrtf(group_sum(squares, 4) / (narrow ? 2 * live : head_dim) + eps);
   }
 
   /// `number`: of the head in the tile.
   __device__ __forceinline__ void norm_rotate(const WarpTile& tile, int number, float* head) const {
     const int at_head = tile.col / head_dim + number;
-    clear_dead(head);
+    if constexpr (narrow) clear_dead(head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
@@ -220,12 +220,12 @@ struct AttentionProjection {
   }
 };
 
-template <int head_dim, bool paired, bool has_bias>
+template <int head_dim, bool paired, bool has_bias, bool narrow = false>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
              Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
-  AttentionProjection<head_dim, paired, has_bias> op{};
+  AttentionProjection<head_dim, paired, has_bias, narrow> op{};
   op.bias = bias;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
@@ -266,7 +266,11 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
     throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
   if (!wide && rotary.key_offset)
     throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
-  if (rotary.live_pairs % 8 != 0 || rotary.still_from % 8 != 0)
+  const int half = width / rotary.heads / 2;
+  const bool is_narrow = rotary.live(half) < half || (rotary.key_offset && rotary.first_still(half) != half / 2);
+  if (is_narrow && (!wide || !bias.empty()))
+    throw std::invalid_argument(std::string(name) + ": heads with dead dims must be 128 wide, without a bias");
+  if (is_narrow && (rotary.live(half) % 8 != 0 || rotary.first_still(half) % 8 != 0))
     throw std::invalid_argument(std::string(name) + ": live and turning pairs must be multiples of 8");
   if (rotary.paired && !bias.empty()) throw std::invalid_argument(std::string(name) + ": paired heads have no bias");
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
@@ -278,6 +282,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
   const auto run = [&](auto project) {
     project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
   };
+  if (is_narrow) return run(rotary.paired ? project<128, true, false, true> : project<128, false, false, true>);
   if (!bias.empty()) return run(wide ? project<128, false, true> : project<64, false, true>);
   if (rotary.paired) return run(wide ? project<128, true, false> : project<64, true, false>);
   run(wide ? project<128, false, false> : project<64, false, false>);

@@ -408,6 +408,16 @@ const Switch switches[] = {
        c.optimizer.orthogonalisation = Orthogonalisation::six_maps;
        set_late_tables(c);
      }},
+    {"narrow", set_narrow},
+    {"narrow_everywhere", [](Config& c) { c.model.qk_dims = {4}; }},
+    {"narrow_after_record89",
+     [](Config& c) {
+       set_taper(c);
+       set_two_momenta(c);
+       c.optimizer.orthogonalisation = Orthogonalisation::six_maps;
+       set_late_tables(c);
+       set_narrow(c);
+     }},
 };
 
 class Record89With : public testing::TestWithParam<Switch> {};
