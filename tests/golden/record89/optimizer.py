@@ -110,8 +110,10 @@ def units(c, name, matrix):
         return [Unit(c, name, matrix, slice(0, rows), c.mlp_out_factor if name.endswith(".mlp_out") else 1)]
     block = c.heads_per_block * c.head_dim
     cuts = [*range(0, 2 * c.width, block), 2 * c.width, rows]
-    live = torch.from_numpy(live_rows(c, name)).nonzero().flatten()
-    return [Unit(c, name, matrix, live[(live >= a) & (live < b)], 1) for a, b in zip(cuts, cuts[1:])]
+    live = live_rows(c, name)
+    parts = [slice(a, b) if live[a:b].all() else a + torch.from_numpy(live[a:b]).nonzero().flatten()
+             for a, b in zip(cuts, cuts[1:])]
+    return [Unit(c, name, matrix, part, 1) for part in parts]
 
 
 class Adam:
