@@ -7,16 +7,37 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-/// y = R norm(x) on one head of 2 * half columns, with cosines c and sines s; returns rstd.
+/// The pairs of a head: the first `live` of `half` take part.
+struct Pairs {
+  int half, live;
+  constexpr bool all() const { return live == half; }
+};
+
+/// x = 0 in the dims of a head that are dead.
 template <class T>
-KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half, T eps) {
-  const T rstd = 1 / std::sqrt(dot(x, x, 2 * half) / (2 * half) + eps);
+KOKKOS_FUNCTION void clear_dead(T* x, Pairs pairs) {
+  for (int j = pairs.live; j < pairs.half; ++j) x[j] = x[j + pairs.half] = 0;
+}
+
+/// Sum of squares over the live dims of a head.
+template <class T>
+KOKKOS_FUNCTION T live_squares(const T* x, Pairs pairs) {
+  if (pairs.all()) return dot(x, x, 2 * pairs.half);
+  return dot(x, x, pairs.live) + dot(x + pairs.half, x + pairs.half, pairs.live);
+}
+
+/// y = R norm(x) on one head, with cosines c and sines s; returns rstd.
+template <class T>
+KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, Pairs pairs, T eps) {
+  const int half = pairs.half;
+  const T rstd = 1 / std::sqrt(live_squares(x, pairs) / (2 * pairs.live) + eps);
 #pragma omp simd
-  for (int j = 0; j < half; ++j) {
+  for (int j = 0; j < pairs.live; ++j) {
     const T x1 = x[j] * rstd, x2 = x[j + half] * rstd;
     y[j] = x1 * c[j] + x2 * s[j];
     y[j + half] = x2 * c[j] - x1 * s[j];
   }
+  clear_dead(y, pairs);
   return rstd;
 }
 
@@ -24,10 +45,10 @@ KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, int half
 template <class T>
 struct OffsetHead {
   const T *x, *next;  ///< next: null where there is none
-  int half;
+  int half, first_still;
   bool keeps;
   KOKKOS_FUNCTION T operator[](int j) const {
-    if (j % half < half / 2) return x[j];
+    if (j % half < first_still) return x[j];
     return (keeps ? x[j] : 0) + (next ? next[j] : 0);
   }
 };
@@ -36,27 +57,33 @@ struct OffsetHead {
 /// rotated vectors. A Head is a pointer or an OffsetHead; the elements of `d_x` may be those of `d_y`.
 template <class T, class Head>
 KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const Head& d_y, const T* c, const T* s,
-                                          int half) {
+                                          Pairs pairs) {
+  const int half = pairs.half;
   T sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int j = 0; j < 2 * half; ++j) sum += d_y[j] * y[j];
-  const T mean = sum / (2 * half);
+  for (int j = 0; j < (pairs.all() ? 2 * half : pairs.live); ++j) sum += d_y[j] * y[j];
+  if (!pairs.all()) {
+#pragma omp simd reduction(+ : sum)
+    for (int j = half; j < half + pairs.live; ++j) sum += d_y[j] * y[j];
+  }
+  const T mean = sum / (2 * pairs.live);
 #pragma omp simd
-  for (int j = 0; j < half; ++j) {
+  for (int j = 0; j < pairs.live; ++j) {
     const T g1 = rstd * (d_y[j] - y[j] * mean), g2 = rstd * (d_y[j + half] - y[j + half] * mean);
     d_x[j] = g1 * c[j] - g2 * s[j];
     d_x[j + half] = g1 * s[j] + g2 * c[j];
   }
+  clear_dead(d_x, pairs);
 }
 
 /// Moves the still dims of keys [T + 1, H D] to the next row; row 0 keeps its own.
 template <class T>
-void offset_keys(Mat<T> k, int heads) {
-  const int quarter = k.cols / heads / 4;
-  for_columns("offset_keys", 2 * heads * quarter, [=] KOKKOS_FUNCTION(int first, int last) {
+void offset_keys(Mat<T> k, const Rotary<T>& rotary) {
+  const int half = k.cols / rotary.heads / 2, first_still = rotary.first_still(half), still = half - first_still;
+  for_columns("offset_keys", 2 * rotary.heads * still, [=] KOKKOS_FUNCTION(int first, int last) {
     for (int t = k.rows - 1; t > 0; --t) {
       for (int i = first; i < last; ++i) {
-        const int j = i + (i / quarter + 1) * quarter;
+        const int j = i + (i / still + 1) * first_still;
         k.row(t)[j] = k.row(t - 1)[j];
       }
     }
@@ -147,18 +174,19 @@ template <class T>
 void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> qkv,
                              const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps) {
   const int width = v_out.cols, half = width / rotary.heads / 2;
+  const Pairs pairs{half, rotary.live(half)};
   assert(qk.rows == rstd.rows + (rotary.key_offset ? 1 : 0));
   for_rows("attention_input_forward", rstd.rows, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
-      rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half,
+      rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), pairs,
                                       static_cast<T>(eps));
     }
     add_value_residual(v_out.row(t), from + 2 * width, t, width, residual);
   });
-  if (rotary.key_offset) offset_keys(qk.col_block(width, width), rotary.heads);
+  if (rotary.key_offset) offset_keys(qk.col_block(width, width), rotary);
 }
 
 template <class T>
@@ -166,7 +194,8 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
                               Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q, Mat<const T> d_k,
                               Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
                               const ValueResidual<T>& residual) {
-  const int width = d_q.cols, half = width / rotary.heads / 2;
+  const int width = d_q.cols, half = width / rotary.heads / 2, first_still = rotary.first_still(half);
+  const Pairs pairs{half, rotary.live(half)};
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
@@ -175,13 +204,13 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
       const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
       T* const d_x = d_qkv.row(t) + first;
       if (first < width || !rotary.key_offset) {
-        norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, half);
+        norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, pairs);
         continue;
       }
-      const OffsetHead<T> k{.x = y, .next = y + qk.ld, .half = half, .keeps = false};
+      const OffsetHead<T> k{.x = y, .next = y + qk.ld, .half = half, .first_still = first_still, .keeps = false};
       const T* const next = t + 1 < d_k.rows ? d_y + d_k.ld : nullptr;
-      const OffsetHead<T> d{.x = d_y, .next = next, .half = half, .keeps = t == 0};
-      norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, half);
+      const OffsetHead<T> d{.x = d_y, .next = next, .half = half, .first_still = first_still, .keeps = t == 0};
+      norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, pairs);
     }
   });
   const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);

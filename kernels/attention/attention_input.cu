@@ -56,8 +56,9 @@ struct Units {
   int count;
   int per_head;  ///< D / 16
   int rows, heads;
-  int half;   ///< D / 2
-  int width;  ///< H D
+  int half;               ///< D / 2
+  int live, first_still;  ///< L and S
+  int width;              ///< H D
 };
 
 struct UnitPosition {
@@ -102,7 +103,7 @@ __device__ void value_residual_backward(bf16* d_v, ValueResidualColumns& x, floa
 __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Vector<float, 8>& c,
                                      const Vector<float, 8>& s, const Units& shape) {
   const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
-  const float mean = sum / (2 * shape.half);
+  const float mean = sum / (2 * shape.live);
   Pair d_x;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
@@ -129,12 +130,15 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     const bool inside = at.row < shape.rows;  // lanes outside take part in the sums
     if (!inside) at.row = 0;
     const int first_of_head = at.head * 2 * shape.half, pair = 8 * at.lane, first = first_of_head + pair;
-    const Pair d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
-    const int k_row = key_offset && pair >= shape.half / 2 ? at.row + 1 : at.row;
-    const Pair d_k_out = key_offset ? load_key_gradient(d_k, at.row, k_row, first, shape.half)
-                                    : load_pair(d_k.row(at.row) + first, shape.half);
-    const Pair q = load_pair(qk.row(at.row) + first, shape.half),
-               k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
+    const int k_row = key_offset && pair >= shape.first_still ? at.row + 1 : at.row;
+    Pair d_q_out, d_k_out, q, k;  // zero in dead dims
+    if (pair < shape.live) {
+      d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
+      d_k_out = key_offset ? load_key_gradient(d_k, at.row, k_row, first, shape.half)
+                           : load_pair(d_k.row(at.row) + first, shape.half);
+      q = load_pair(qk.row(at.row) + first, shape.half);
+      k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
+    }
     const int angles = rotary.row(at.row, at.head);
     const Vector<float, 8> c = load_vector<8>(rotary.cos.row(angles) + pair),
                            s = load_vector<8>(rotary.sin.row(angles) + pair);
@@ -170,19 +174,20 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
             {d_residual.d_lambda, two ? d_residual.d_lambda + 1 : nullptr});
 }
 
-/// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512.
-Units units_of(const char* op, int rows, int width, int heads) {
+/// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512, and pairs of a head into
+/// groups of 8 with one fate.
+Units units_of(const char* op, int rows, int width, const Rotary<bf16>& rotary) {
+  const int heads = rotary.heads;
   const unsigned per_head = width / heads / 16;
   if (per_head * heads * 16 != static_cast<unsigned>(width) || !std::has_single_bit(per_head) || per_head > warp_size) {
     throw std::invalid_argument(std::string(op) + ": the head width must be a power of two from 16 to 512");
   }
-  const int unit_rows = warp_size / static_cast<int>(per_head);
-  return {ceil_div(rows, unit_rows) * heads,
-          static_cast<int>(per_head),
-          rows,
-          heads,
-          8 * static_cast<int>(per_head),
-          width};
+  const int unit_rows = warp_size / static_cast<int>(per_head), half = 8 * static_cast<int>(per_head);
+  const int live = rotary.live(half), first_still = rotary.key_offset ? rotary.first_still(half) : half;
+  if (live % 8 != 0 || first_still % 8 != 0) {
+    throw std::invalid_argument(std::string(op) + ": live and turning pairs must be multiples of 8");
+  }
+  return {ceil_div(rows, unit_rows) * heads, static_cast<int>(per_head), rows, heads, half, live, first_still, width};
 }
 
 }  // namespace
@@ -199,7 +204,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGr
                               Mat<const T> d_v, Mat<const T> d_v_extra, const Rotary<T>& rotary,
                               const ValueResidual<T>& residual) {
   constexpr const char* op = "attention_input_backward";
-  const Units shape = units_of(op, d_q.rows, d_q.cols, rotary.heads);
+  const Units shape = units_of(op, d_q.rows, d_q.cols, rotary);
   require_vectors(op, d_qkv);
   require_vectors(op, d_residual.d_source);
   require_vectors(op, d_residual.d_rows);
@@ -212,9 +217,6 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGr
   require_vectors(op, rotary.cos);
   require_vectors(op, rotary.sin);
   require_vectors(op, residual.source);
-  if (rotary.key_offset && shape.half % 16 != 0) {
-    throw std::invalid_argument(std::string(op) + ": with a key offset the head width must be a multiple of 32");
-  }
   if (d_q.rows == 0) return;
   assert(!d_residual.d_source || !d_residual.d_rows);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));

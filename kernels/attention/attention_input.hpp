@@ -8,9 +8,14 @@
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
 //
-// With a key offset, keys take their still dims, j in [D/4, D/2) and [3 D/4, D), from the token before. qk then has T +
-// 1 rows: row t + 1 holds the still dims of k'[t]; row 0 also holds the still dims of k'[0]. Attention reads the first
-// T rows.
+// Q and K may be narrower than the heads, with L < D/2 live pairs (model.qk_dims): only the dims j and j + D/2 with j <
+// L take part, and the mean of the norm is that of these 2 L. The others are dead: whatever q and k hold there, q' and
+// k' are 0, so that attention on all D dims is that on the live ones; their gradient is 0, whatever d_q and d_k hold
+// there.
+//
+// With a key offset, keys take their still dims, j and j + D/2 with S <= j < D/2, from the token before. qk then has T
+// + 1 rows: row t + 1 holds the still dims of k'[t]; row 0 also holds the still dims of k'[0]. Attention reads the
+// first T rows.
 //
 // The forward direction is part of the projection, see attention_projection.hpp.
 
@@ -69,7 +74,12 @@ struct Rotary {
   /// Head h of token t stands at row 2 t + h mod 2 of cos and sin, which are [2 T, D/2], instead of row t.
   bool paired = false;
   bool key_offset = false;  ///< D is a multiple of 4
+  int live_pairs = 0;       ///< L; 0: D/2
+  int still_from = 0;       ///< S; 0: D/4
 
+  /// L and S, with D/2.
+  constexpr int live(int half) const { return live_pairs > 0 ? live_pairs : half; }
+  constexpr int first_still(int half) const { return still_from > 0 ? still_from : half / 2; }
   /// Row of cos and sin. Heads of keys may be numbered from 0 or from H: H is even where `paired`.
   constexpr int row(int t, int head) const { return paired ? 2 * t + head % 2 : t; }
 };
@@ -85,9 +95,9 @@ NANORUN_DECLARE_OPS({
   /// is added to d_v unless null. `qk` and `rstd` are results of the forward pass; v is the value part of its qkv,
   /// which holds v' with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D
   /// columns of `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read.
-  /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32;
-  /// else std::invalid_argument. d_q lies in panels, as attention_backward leaves it. All sums have a fixed order. The
-  /// stream needs create_sums().
+  /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32; L
+  /// and with a key offset S are multiples of 8; else std::invalid_argument. d_q lies in panels, as attention_backward
+  /// leaves it. All sums have a fixed order. The stream needs create_sums().
   template <class T>
   void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGradients<T>& d_residual,
                                 Mat<const T> qk, Mat<const acc_t<T>> rstd, Mat<const T> v, Mat<const acc_t<T>> d_q,

@@ -12,9 +12,10 @@ namespace nanorun::kernels {
 NANORUN_DECLARE_OPS({
   /// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, without an index. CUDA: T =
   /// bf16. Norm, rotation and value residual are the GEMM's epilogue and read its unrounded sums. Throws
-  /// std::invalid_argument unless D is one of attention_head_dims (cuda_limits.hpp), with a key offset wide_head_dim, K
-  /// is a multiple of 64, rows are aligned to 16 bytes and the bias to 8; where an odd number of heads is paired, or
-  /// paired heads have a bias. With a key offset, only the still dims of keys are written in the last row.
+  /// std::invalid_argument unless D is one of attention_head_dims (cuda_limits.hpp), with a key offset or dead dims
+  /// wide_head_dim, K is a multiple of 64, L and S are of 8, rows are aligned to 16 bytes and the bias to 8; where an
+  /// odd number of heads is paired, or paired heads or those with dead dims have a bias. With a key offset, only the
+  /// still dims of keys are written in the last row.
   template <class T>
   void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
                                     Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,

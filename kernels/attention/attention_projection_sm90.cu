@@ -16,8 +16,9 @@ using namespace sm90;
 
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
-/// a tile may be one of keys and the second one of values.
-template <int head_dim, bool paired, bool has_bias>
+/// a tile may be one of keys and the second one of values. `narrow`: heads may have dead dims, and any dims may stand
+/// still.
+template <int head_dim, bool paired, bool has_bias, bool narrow = false>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
@@ -27,13 +28,14 @@ struct AttentionProjection {
 
   CUtensorMap qkv, v_out;
   CUtensorMap moving, still;  ///< halves of the panels of keys, with a key offset
-  Mat<bf16> first_keys;       ///< their row 0 with a key offset, else null
+  Mat<bf16> keys;             ///< with a key offset, else null
   Mat<float> rstd;
   Mat<const float> cos, sin;
   ValueResidual<bf16> residual;
   const float* bias;
   bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
+  int live, first_still;  ///< L and S of attention_input.hpp, multiples of 8
   float eps;
 
   __device__ void begin(WarpTile&) const {}
@@ -47,7 +49,7 @@ struct AttentionProjection {
     }
     if (tile.col + tile_n > 2 * width) {
       add_value_residual(tile, sums);
-    } else if (first_keys && tile.col >= width) {
+    } else if (keys && tile.col >= width) {
       store_offset_keys(tile, sums);
     } else {
       store_columns(tile, qkv, sums, tile.col);
@@ -82,6 +84,15 @@ struct AttentionProjection {
 
   /// Of heads of 128 columns. Stores the still dims in the next row; the still dims of token 0 also in row 0.
   __device__ __forceinline__ void store_offset_keys(WarpTile& tile, const Fragment& head) const {
+    if constexpr (narrow) {
+      store_offset_columns(tile, head);
+    } else {
+      store_offset_halves(tile, head);
+    }
+  }
+
+  /// The still dims are halves of panels.
+  __device__ __forceinline__ void store_offset_halves(WarpTile& tile, const Fragment& head) const {
     constexpr int of_maps = sizeof(StagedRows) / 2;
     const int lane = threadIdx.x % 32, col = tile.col - width;
     const auto block_at = [&](int i) {  // WarpTile::block_at() in half panels: first all that move
@@ -98,8 +109,35 @@ struct AttentionProjection {
 #pragma unroll
     for (int i = 0; i < head_dim / 8; ++i) {
       if (i / 4 % 2 == 0) continue;
-      *reinterpret_cast<std::uint32_t*>(first_keys.row(0) + col + 8 * i + column()) =
-          pack_bf16(head[4 * i], head[4 * i + 1]);
+      *reinterpret_cast<std::uint32_t*>(keys.row(0) + col + 8 * i + column()) = pack_bf16(head[4 * i], head[4 * i + 1]);
+    }
+  }
+
+  /// With any S, past the staging area.
+  __device__ __forceinline__ void store_offset_columns(const WarpTile& tile, const Fragment& head) const {
+    const int col = tile.col - width + column();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int t = row(tile, r);
+      if (t >= tokens) continue;
+#pragma unroll
+      for (int i = 0; i < head_dim / 8; ++i) {
+        const bool is_still = 8 * (i % (half / 8)) >= first_still;
+        const std::uint32_t pair = pack_bf16(head[4 * i + 2 * r], head[4 * i + 2 * r + 1]);
+        const auto store = [&](int at) { *reinterpret_cast<std::uint32_t*>(keys.row(at) + col + 8 * i) = pair; };
+        store(is_still ? t + 1 : t);
+        if (is_still && t == 0) store(0);
+      }
+    }
+  }
+
+  /// Dead dims of a head become 0.
+  __device__ __forceinline__ void clear_dead(float* head) const {
+#pragma unroll
+    for (int i = 0; i < half / 8; ++i) {
+      if (8 * i < live) continue;
+#pragma unroll
+      for (int k = 4 * i; k < 4 * i + 4; ++k) head[k] = head[k + head_dim / 4] = 0;
     }
   }
 
@@ -108,12 +146,13 @@ struct AttentionProjection {
     float squares = 0;
 #pragma unroll
     for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
-    return rsqrtf(group_sum(squares, 4) / head_dim + eps);
+    return rsqrtf(group_sum(squares, 4) / (narrow ? 2 * live : head_dim) + eps);
   }
 
   /// `number`: of the head in the tile.
   __device__ __forceinline__ void norm_rotate(const WarpTile& tile, int number, float* head) const {
     const int at_head = tile.col / head_dim + number;
+    if constexpr (narrow) clear_dead(head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
@@ -181,17 +220,17 @@ struct AttentionProjection {
   }
 };
 
-template <int head_dim, bool paired, bool has_bias>
+template <int head_dim, bool paired, bool has_bias, bool narrow = false>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
              Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
-  AttentionProjection<head_dim, paired, has_bias> op{};
+  AttentionProjection<head_dim, paired, has_bias, narrow> op{};
   op.bias = bias;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
     const Mat<bf16> keys = qkv.col_block(width, width);
-    op.first_keys = keys;
+    op.keys = keys;
     op.moving = half_panel_map(keys.row_block(0, x.rows), 0, warp_rows, tile_n);
     op.still = half_panel_map(keys, panel_columns / 2, warp_rows, tile_n);
   }
@@ -205,6 +244,8 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Ma
   assert(!op.adds_itself || !residual.index);
   assert(residual.in_place == (v_out.data == qkv.col_block(2 * width, width).data) &&
          !(residual.in_place && residual.source));
+  op.live = rotary.live(head_dim / 2);
+  op.first_still = rotary.first_still(head_dim / 2);
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
@@ -225,6 +266,12 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
     throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
   if (!wide && rotary.key_offset)
     throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
+  const int half = width / rotary.heads / 2;
+  const bool is_narrow = rotary.live(half) < half || (rotary.key_offset && rotary.first_still(half) != half / 2);
+  if (is_narrow && (!wide || !bias.empty()))
+    throw std::invalid_argument(std::string(name) + ": heads with dead dims must be 128 wide, without a bias");
+  if (is_narrow && (rotary.live(half) % 8 != 0 || rotary.first_still(half) % 8 != 0))
+    throw std::invalid_argument(std::string(name) + ": live and turning pairs must be multiples of 8");
   if (rotary.paired && !bias.empty()) throw std::invalid_argument(std::string(name) + ": paired heads have no bias");
   if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
   require_vectors(name, rotary.cos);
@@ -235,6 +282,7 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
   const auto run = [&](auto project) {
     project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
   };
+  if (is_narrow) return run(rotary.paired ? project<128, true, false, true> : project<128, false, false, true>);
   if (!bias.empty()) return run(wide ? project<128, false, true> : project<64, false, true>);
   if (rotary.paired) return run(wide ? project<128, true, false> : project<64, true, false>);
   run(wide ? project<128, false, false> : project<64, false, false>);

@@ -12,8 +12,10 @@ inline constexpr int max_row = 4096;
 inline constexpr int row_vector = 8;
 /// Widths of an attention head.
 inline constexpr int attention_head_dims[] = {64, 128};
-/// Width of a head that is composed, or whose keys are offset.
+/// Width of a head that is composed, whose keys are offset, or whose Q and K are narrower.
 inline constexpr int wide_head_dim = 128;
+/// Where Q and K are narrower than a head, their width is a multiple of this.
+inline constexpr int qk_unit = 16;
 /// Largest product of heads and tokens of a sequence in the backward pass of attention.
 inline constexpr std::int64_t max_attention_rows = std::int64_t{1} << 24;
 /// Most keys of a composed head.

@@ -29,6 +29,7 @@ constexpr const char* read_by_python[] = {
     "width",
     "heads",
     "head_dim",
+    "qk_dims",
     "layers",
     "mlp_ratio",
     "norm_eps",
@@ -38,6 +39,7 @@ constexpr const char* read_by_python[] = {
     "rotary_base",
     "rotary_frequencies",
     "attention_scale",
+    "attention_scale_narrow",
     "softcap",
     "softcap_kind",
     "softcap_shift",
@@ -138,6 +140,7 @@ Config settled(const Config& config, long step) {
     now.model.rotary_frequencies = rotary.frequencies;
     now.model.rotary_frequencies.resize(turning_pairs(config.model));
     now.model.attention_scale = rotary.attention_scale;
+    now.model.attention_scale_narrow = rotary.attention_scale_narrow;
   }
   now.train.length = longest_length(config);
   now.window.first = now.window.last = windows.long_tokens;

@@ -288,7 +288,19 @@ long scheduled_end(const Config& config, int stage) {
 
 int padded_vocabulary(const ModelConfig& model) { return kernels::ceil_div(model.vocabulary, 128) * 128; }
 
-int turning_pairs(const ModelConfig& model) { return model.head_dim / (model.rotary == RotaryKind::full ? 2 : 4); }
+int qk_dim(const ModelConfig& model, int layer) {
+  const std::vector<int>& dims = model.qk_dims;
+  if (dims.empty()) return model.head_dim;
+  return dims.size() == 1 ? dims[0] : dims.at(layer);
+}
+
+int widest_qk_dim(const ModelConfig& model) {
+  return model.qk_dims.empty() ? model.head_dim : std::ranges::max(model.qk_dims);
+}
+
+int turning_pairs(const ModelConfig& model) {
+  return widest_qk_dim(model) / (model.rotary == RotaryKind::full ? 2 : 4);
+}
 
 kernels::LmHeadPrecision lm_head_precision(const Config& config) {
   const LmHeadChoice choice = config.head.precision;

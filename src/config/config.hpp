@@ -61,6 +61,7 @@ struct ModelConfig {
   int width = 768;
   int heads = 6;
   int head_dim = 128;
+  std::vector<int> qk_dims;
   int layers = 12;
   int mlp_ratio = 4;
   double norm_eps = 0.0078125;
@@ -71,6 +72,7 @@ struct ModelConfig {
   double rotary_base = 1024;
   std::vector<double> rotary_frequencies;
   double attention_scale = 0;
+  double attention_scale_narrow = 0;
   double softcap = 15;
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;
@@ -361,7 +363,14 @@ long scheduled_end(const Config& config, int stage);
 /// Columns of the LM head: the vocabulary padded to a multiple of 128.
 int padded_vocabulary(const ModelConfig& model);
 
-/// Number of pairs of dims of an attention head that the rotary embedding turns: the first ones.
+/// Width of Q and K in the heads of a layer; head_dim where model.qk_dims does not say otherwise.
+int qk_dim(const ModelConfig& model, int layer);
+
+/// The widest of them.
+int widest_qk_dim(const ModelConfig& model);
+
+/// Number of pairs of dims that the rotary embedding turns where Q and K are widest: the first ones. Narrower ones have
+/// the first of these pairs, with the same frequencies.
 int turning_pairs(const ModelConfig& model);
 
 /// Format of the LM head's GEMMs in training: head.precision, with "auto" as this build takes it.

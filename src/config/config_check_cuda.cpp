@@ -17,13 +17,25 @@ void check_cuda(Rules& rules, Passes passes) {
   rules.require(std::ranges::count(limits::attention_head_dims, model.head_dim) > 0, {"model.head_dim"},
                 "model.head_dim = {}: attention on CUDA devices supports {} only", model.head_dim,
                 fmt::join(limits::attention_head_dims, " and "));
-  const auto require_wide = [&](const std::vector<int>& layers, const std::string& key) {
+  const auto require_wide = [&](const std::vector<int>& layers, const std::string& key, const char* fact) {
     rules.require(layers.empty() || model.head_dim == limits::wide_head_dim, {"model.head_dim", key},
-                  "model.head_dim = {} must be {} on CUDA devices, as {} names layers", model.head_dim,
-                  limits::wide_head_dim, key);
+                  "model.head_dim = {} must be {} on CUDA devices, as {} {}", model.head_dim, limits::wide_head_dim,
+                  key, fact);
   };
-  require_wide(model.key_offset_layers, "model.key_offset_layers");
-  require_wide(model.composed_layers, "model.composed_layers");
+  require_wide(model.key_offset_layers, "model.key_offset_layers", "names layers");
+  require_wide(model.composed_layers, "model.composed_layers", "names layers");
+  require_wide(model.qk_dims, "model.qk_dims", "is given");
+  for (const int dim : model.qk_dims) {
+    if (!rules.require(dim % limits::qk_unit == 0, {"model.qk_dims"},
+                       "model.qk_dims has {}, which must be a multiple of {} on CUDA devices", dim, limits::qk_unit)) {
+      break;
+    }
+  }
+  rules.require(model.key_offset_layers.empty() || 2 * turning_pairs(model) % limits::qk_unit == 0,
+                {"model.qk_dims", "model.key_offset_layers"},
+                "the widest of model.qk_dims = {} must be a multiple of {} on CUDA devices, as model.key_offset_layers "
+                "names layers",
+                widest_qk_dim(model), 2 * limits::qk_unit);
   rules.require(model.width <= limits::max_row, {"model.width"}, "model.width = {} must be at most {} on CUDA devices",
                 model.width, limits::max_row);
   rules.require(padded_vocabulary(model) <= limits::max_vocabulary, {"model.vocabulary"},

@@ -84,6 +84,7 @@ void check_keys_of_residual(Rules& rules) {
   for (const auto& [key, layers] : attention_lists) {
     if (layers != &ModelConfig::value_layers) needs(mixing, !(model.*layers).empty(), key);
   }
+  needs(mixing, !model.qk_dims.empty(), "model.qk_dims");
   needs(scaled, model.attention_source >= 0, "model.attention_source");
   needs(scaled, model.gate_nets, "model.gate_nets");
   needs(scaled, model.mudd, "model.mudd");
@@ -216,6 +217,50 @@ void check_streams(Rules& rules) {
                 "model.bigram_rows * model.width = {} * {} must be below 2^31", model.bigram_rows, model.width);
 }
 
+/// Widths of Q and K. Returns whether each layer that attends has one.
+bool check_qk_dims(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const char* const key = "model.qk_dims";
+  const std::size_t count = model.qk_dims.size();
+  bool narrow = false,
+       sound =
+           rules.require(count <= 1 || count == static_cast<std::size_t>(model.layers), {key, "model.layers"},
+                         "{} has {} numbers; it needs one, or one for each of the {} layers", key, count, model.layers);
+  for (int layer = 0; sound && count > 0 && layer < model.layers; ++layer) {
+    const int dim = qk_dim(model, layer);
+    if (names(model.layers_without_attention, layer)) {
+      sound = rules.require(dim == 0 || count == 1, {key, "model.layers_without_attention"},
+                            "{} has {} for layer {}, which model.layers_without_attention excludes: it must be 0", key,
+                            dim, layer);
+      continue;
+    }
+    sound = rules.require(dim > 0 && dim <= model.head_dim, {key, "model.head_dim"},
+                          "{} has {} for layer {}; it must be from 4 to model.head_dim = {}", key, dim, layer,
+                          model.head_dim);
+    narrow = narrow || dim < model.head_dim;
+  }
+  rules.require(!sound || narrow || model.attention_scale_narrow == 0, {"model.attention_scale_narrow", key},
+                "model.attention_scale_narrow needs a layer whose {} is below model.head_dim", key);
+  return sound;
+}
+
+/// Offset keys have dims that stand still.
+void check_key_offset(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  const char* const key = "model.key_offset_layers";
+  rules.require(model.key_offset_layers.empty() || model.rotary == RotaryKind::half_truncated, {key, "model.rotary"},
+                "{} needs the dims that model.rotary = \"half_truncated\" leaves still", key);
+  if (!check_qk_dims(rules)) return;
+  for (const int layer : model.key_offset_layers) {
+    if (layer < 0 || layer >= model.layers || names(model.layers_without_attention, layer)) continue;
+    rules.require(model.rotary == RotaryKind::full || qk_dim(model, layer) > 2 * turning_pairs(model),
+                  {"model.qk_dims", key},
+                  "{} names layer {}, whose keys have no dims that stand still: rotary turns {} pairs of model.qk_dims "
+                  "= {}",
+                  key, layer, turning_pairs(model), qk_dim(model, layer));
+  }
+}
+
 /// What attention does beyond softmax.
 void check_attention(Rules& rules) {
   const Config& config = rules.config;
@@ -223,11 +268,10 @@ void check_attention(Rules& rules) {
   const std::size_t frequencies = model.rotary_frequencies.size();
   rules.require(frequencies == 0 || frequencies == static_cast<std::size_t>(turning_pairs(model)),
                 {"model.rotary_frequencies", "model.rotary", "model.head_dim"},
-                "model.rotary_frequencies has {} numbers; model.rotary turns {} pairs of model.head_dim = {}",
-                frequencies, turning_pairs(model), model.head_dim);
-  rules.require(model.key_offset_layers.empty() || model.rotary == RotaryKind::half_truncated,
-                {"model.key_offset_layers", "model.rotary"},
-                "model.key_offset_layers needs the dims that model.rotary = \"half_truncated\" leaves still");
+                "model.rotary_frequencies has {} numbers; model.rotary turns {} pairs of {} = {}", frequencies,
+                turning_pairs(model), model.qk_dims.empty() ? "model.head_dim" : "the widest of model.qk_dims",
+                widest_qk_dim(model));
+  check_key_offset(rules);
   if (model.paired_layers.empty()) return;
   rules.require(model.heads % 2 == 0, {"model.paired_layers", "model.heads"},
                 "model.paired_layers pairs heads: model.heads = {} must be even", model.heads);

@@ -43,6 +43,10 @@ Check multiple_of(int unit, int max) {
   return {.allowed = fmt::format("a multiple of {} from {} to {}", unit, unit, max),
           .number = [=](double x) { return x > 0 && x <= max && static_cast<std::int64_t>(x) % unit == 0; }};
 }
+Check zero_or_multiple_of(int unit, int max) {
+  const Check multiple = multiple_of(unit, max);
+  return {.allowed = "0, or " + multiple.allowed, .number = [=](double x) { return x == 0 || multiple.number(x); }};
+}
 Check path() {
   return {.allowed = "not empty, without control or invisible characters, not beginning with ~ or $", .text = is_path};
 }

@@ -28,6 +28,7 @@ Check minus_one_or_at_least(double min);
 Check zero_or_between(double min, double max);
 Check fraction_below_one();
 Check multiple_of(int unit, int max);
+Check zero_or_multiple_of(int unit, int max);
 Check path();
 Check path_or_empty();
 Check directory_name();

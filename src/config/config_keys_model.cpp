@@ -12,6 +12,9 @@ std::vector<Key> model_keys() {
        "width d of the residual stream; equals heads * head_dim"},
       {NANORUN_KEY(model, heads), trains, between(1, 1024), "attention heads"},
       {NANORUN_KEY(model, head_dim), trains, multiple_of(4, 4096), "width of an attention head"},
+      {NANORUN_KEY(model, qk_dims), trains, zero_or_multiple_of(4, 4096),
+       "width of Q and K in the heads of each layer, at most head_dim, the width of V; 0 in layers without attention; "
+       "one number: in all layers; empty: head_dim. Narrower ones have the first pairs of dims that the widest have"},
       {NANORUN_KEY(model, layers), trains, between(1, max_layers), "blocks; even with residual = \"unet\""},
       {NANORUN_KEY(model, mlp_ratio), trains, between(1, 64), "hidden width of the MLP in units of model.width"},
       {NANORUN_KEY(model, norm_eps), trains, above(0), "eps of norm(x) = x / sqrt(mean(x^2) + eps)"},
@@ -26,6 +29,8 @@ std::vector<Key> model_keys() {
       {NANORUN_KEY(model, rotary_frequencies), trains, at_least(0),
        "in place of rotary_base: the frequency of each pair that turns, in radians per token; empty: by rotary_base"},
       {NANORUN_KEY(model, attention_scale), trains, at_least(0), "factor on q k^T; 0: 1 / sqrt(head_dim)"},
+      {NANORUN_KEY(model, attention_scale_narrow), trains, at_least(0),
+       "that factor in layers whose qk_dims is below head_dim; 0: attention_scale * sqrt(head_dim / qk_dims)"},
       {NANORUN_KEY(model, softcap), trains, above(0, kernels::max_softcap), "c of the logits"},
       {NANORUN_KEY(model, softcap_kind), trains, any(),
        "logits c tanh(z / c), c sigmoid((z + softcap_shift) / softcap_width), c z / sqrt(z^2 + c^2) (isru), or z "

@@ -202,6 +202,7 @@ RotaryStage rotary_stage(const Config& config, int stage) {
   RotaryStage rotary;
   for (int j = 0; j < model.head_dim / 2; ++j) rotary.frequencies.push_back(rotary_frequency(model, j));
   rotary.attention_scale = model.attention_scale > 0 ? model.attention_scale : 1 / std::sqrt(model.head_dim);
+  rotary.attention_scale_narrow = model.attention_scale_narrow;
   if (!model.yarn) return rotary;
   for (int i = 1; i <= stage; ++i) {
     const double old_window = config.stage[i - 1].long_window, new_window = config.stage[i].long_window;
@@ -213,9 +214,18 @@ RotaryStage rotary_stage(const Config& config, int stage) {
       const double kept = std::clamp((turns - 1) / 31, 0.0, 1.0);
       f *= ratio + kept * (1 - ratio);
     }
-    rotary.attention_scale *= 1 + 0.2 * std::log(1 / ratio);
+    for (double* const scale : {&rotary.attention_scale, &rotary.attention_scale_narrow}) {
+      *scale *= 1 + 0.2 * std::log(1 / ratio);
+    }
   }
   return rotary;
+}
+
+double attention_scale(const ModelConfig& model, const RotaryStage& rotary, int layer) {
+  const int dim = qk_dim(model, layer);
+  if (dim == model.head_dim) return rotary.attention_scale;
+  if (rotary.attention_scale_narrow > 0) return rotary.attention_scale_narrow;
+  return rotary.attention_scale * std::sqrt(static_cast<double>(model.head_dim) / dim);
 }
 
 bool is_long_layer(const WindowConfig& config, int layer) {

@@ -90,15 +90,18 @@ bool validation_due(const Config& config, long step);
 /// Whether a checkpoint follows after `step` updates, though nothing stops the run.
 bool checkpoint_due(const Config& config, long step);
 
-/// Rotary frequencies in radians per position of the pairs j < D/2 of an attention head, and the factor on q kᵀ, in a
-/// stage. YaRN (Peng et al. 2023, arXiv:2309.00071) rescales both where a stage changes the long window: with
+/// Rotary frequencies in radians per position of the pairs j < D/2 of an attention head, and the factors on q kᵀ, in a
+/// stage. YaRN (Peng et al. 2023, arXiv:2309.00071) rescales them where a stage changes the long window: with
 /// r = w f / 2 pi for the window w of the stage before and w' of the new one, g = clamp((r - 1) / 31, 0, 1),
 ///   f = f (w / w' + g (1 - w / w')),  scale = scale (1 + 0.2 ln(w' / w))
 struct RotaryStage {
   std::vector<double> frequencies;
-  double attention_scale;
+  double attention_scale;             ///< of layers whose Q and K are as wide as their heads
+  double attention_scale_narrow = 0;  ///< of the others; 0: by their width, see attention_scale()
 };
 RotaryStage rotary_stage(const Config& config, int stage);
+/// The factor on q kᵀ of a layer in that stage.
+double attention_scale(const ModelConfig& model, const RotaryStage& rotary, int layer);
 
 /// Whether layer uses the long window.
 bool is_long_layer(const WindowConfig& config, int layer);

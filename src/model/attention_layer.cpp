@@ -92,7 +92,7 @@ ops::AttentionInputs<T> AttentionLayer<T>::inputs(const Activations<T>& a, const
   in.k = qkv.col_block(model_.width, model_.width);
   in.v = saved.v_mixed;
   in.heads = model_.heads;
-  in.scale = feed.attention_scale;
+  in.scale = feed.attention_scales[layer];
   in.paired = a.plan[layer].pairs_heads;
   return in;
 }
@@ -101,6 +101,8 @@ template <class T>
 ops::Rotary<T> AttentionLayer<T>::rotary(const Feed<T>& feed, const BlockPlan& plan) const {
   ops::Rotary<T> rotary = plan.pairs_heads ? feed.paired_rotary : feed.rotary;
   rotary.key_offset = plan.offsets_keys;
+  rotary.live_pairs = plan.qk_dim / 2;
+  if (plan.offsets_keys) rotary.still_from = turning_pairs(model_);
   return rotary;
 }
 

@@ -80,6 +80,7 @@ void plan_attention(BlockPlan& plan, const ModelConfig& config, Mode mode) {
     if (plan.norm_owner != layer) plan.attention_norm = NormMaker::layer_below;
     if (is_normed_by_mix_below(config, layer)) plan.attention_norm = NormMaker::mix_below;
   }
+  plan.qk_dim = qk_dim(config, layer);
   plan.pairs_heads = names(config.paired_layers, layer);
   plan.offsets_keys = names(config.key_offset_layers, layer);
   plan.composes_heads = names(config.composed_layers, layer);

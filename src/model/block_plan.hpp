@@ -69,6 +69,7 @@ struct BlockPlan {
   int norm_owner = 0;               ///< the lowest layer that reads that norm, whose buffer holds it
   bool shares_norm = false;         ///< other layers read that norm too
   bool adds_norm_gradient = false;  ///< a layer above has sent its gradient of that norm before this one does
+  int qk_dim = 0;                   ///< width of Q and K of a head
   bool pairs_heads = false;         ///< heads attend in pairs
   bool offsets_keys = false;        ///< keys take half of their dims from the token before
   bool composes_heads = false;      ///< heads are composed dynamically (DC)

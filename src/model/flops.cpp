@@ -9,7 +9,7 @@ namespace nanorun {
 Flops::Flops(const Config& config, const ParameterTable& table)
     : config_(config), blocks_(block_plans(config.model, Mode::training)) {
   for (const Parameter& p : table.parameters()) {
-    if (p.group == Group::matrix) weights_ += static_cast<double>(p.size());
+    if (p.group == Group::matrix) weights_ += static_cast<double>(p.live_size());
   }
 }
 
@@ -32,7 +32,9 @@ double Flops::per_sequence(long step) const {
     const double reach =
         std::min<double>(rows, is_long_layer(config_.window, plan.layer) ? windows.long_tokens : windows.short_tokens);
     const double pairs = reach * (rows - reach / 2) * (tokens / sequence);
-    attention += 14 * pairs * config_.model.width / pairing;  // 2 GEMMs forward, 5 backward
+    // 2 GEMMs forward and 5 backward, of which 4 are as wide as Q and K.
+    const double dims = (4.0 * plan.qk_dim + 3.0 * config_.model.head_dim) / 7;
+    attention += 14 * pairs * config_.model.heads * dims / pairing;
   }
   return per_sequence_6nd(step) + attention;
 }

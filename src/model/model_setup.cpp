@@ -137,7 +137,7 @@ template <class T>
 Feed<T> Model<T>::feed(const DeviceSequence& sequence, int stage) {
   rotary_.set_stage(stage);
   const int length = static_cast<int>(sequence.tokens.size());
-  return {sequence, rotary_.rotary(length), rotary_.paired_rotary(length), rotary_.attention_scale()};
+  return {sequence, rotary_.rotary(length), rotary_.paired_rotary(length), rotary_.attention_scales()};
 }
 
 template <class T>

@@ -95,6 +95,10 @@ void ParameterTable::add_matrices(const ModelConfig& config) {
     for (int i = first; i < last; ++i) {
       if (!has_attention(config, i)) continue;
       add(block_name(i, "qkv"), 3, width, width, Group::matrix, in.init, in.bound);
+      if (qk_dim(config, i) < config.head_dim) {
+        parameters_.back().head_dim = config.head_dim;
+        parameters_.back().qk_dim = qk_dim(config, i);
+      }
       add(block_name(i, "attention_out"), 1, width, width, Group::matrix, attention_out.init, attention_out.bound);
     }
     close_bucket(static_cast<std::size_t>(width) * width, first);
@@ -383,6 +387,9 @@ void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& ro
       copy(signs);
       break;
     }
+  }
+  for (std::uint64_t i = 0; p.qk_dim > 0 && i < rows.row_count; ++i) {
+    if (p.is_dead(rows.first_row + i)) ops::fill<A>(stream, values.subspan(i * rows.cols, rows.cols), 0);
   }
 }
 

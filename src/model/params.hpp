@@ -46,8 +46,21 @@ struct Parameter {
   std::vector<double> start;  ///< Init::constant: values, one per element
   std::size_t offset = 0;     ///< index of the first element, counted over all parameters
   std::string like{};         ///< name of the parameter whose initial values it shares; empty: none
+  int head_dim = 0;           ///< of W_q, W_k and W_v whose Q and K are narrower than the heads; else 0
+  int qk_dim = 0;             ///< their width then
 
   std::size_t size() const { return static_cast<std::size_t>(matrices) * rows * cols; }
+  /// Whether a row of the stacked matrices is dead: of a dim of Q or K that takes no part
+  /// (kernels/attention/attention_input.hpp). Dead rows start at zero and get no gradient, so that they stay there.
+  bool is_dead(std::uint64_t row) const {
+    return qk_dim > 0 && row < 2 * static_cast<std::uint64_t>(rows) &&
+           row % (head_dim / 2) >= static_cast<std::uint64_t>(qk_dim / 2);
+  }
+  /// Elements of the rows that are not.
+  std::size_t live_size() const {
+    if (qk_dim == 0) return size();
+    return size() - static_cast<std::size_t>(2 * rows / head_dim) * (head_dim - qk_dim) * cols;
+  }
   /// Columns of the tensor as ranks share it and checkpoints store it: 1 for learned scalars, which are shared one by
   /// one.
   int shared_cols() const { return is_scalars(group) ? 1 : cols; }
@@ -170,9 +183,9 @@ class ParameterTable {
   std::size_t bucket_begin_ = 0;
 };
 
-/// Writes the initial values of a rank's rows to `values` [row_count * cols]. Element i of a tensor is number i of the
-/// random sequence (kernels/device/random.hpp) whose key is splitmix64(seed xor fnv1a64(name)), with the 64-bit FNV-1a
-/// hash, so values do not depend on the number of ranks.
+/// Writes the initial values of a rank's rows, 0 in dead ones, to `values` [row_count * cols]. Element i of a tensor is
+/// number i of the random sequence (kernels/device/random.hpp) whose key is splitmix64(seed xor fnv1a64(name)), with
+/// the 64-bit FNV-1a hash, so values do not depend on the number of ranks.
 template <class A>
 void initialise(kernels::Stream stream, std::span<A> values, const OwnedRows& rows, std::int64_t seed);
 

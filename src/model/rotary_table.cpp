@@ -2,6 +2,7 @@
 
 #include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
+#include "src/model/topology.hpp"
 
 namespace nanorun {
 
@@ -21,6 +22,7 @@ RotaryTable<T>::RotaryTable(const Config& config, int length, Stream stream)
       stream_(stream),
       rows_(rows_of(config, length)),
       pairs_(config.model.head_dim / 2),
+      attention_scales_(config.model.layers),
       frequencies_(pairs_),
       table_(bytes(config, length) / sizeof(Real), "the rotary table",
              "lower train.length (with stages stage.N.length) or validation.length") {}
@@ -34,7 +36,10 @@ template <class T>
 void RotaryTable<T>::set_stage(int stage) {
   if (stage == stage_) return;
   const RotaryStage rotary = rotary_stage(config_, stage);
-  attention_scale_ = static_cast<Real>(rotary.attention_scale);
+  for (int layer = 0; layer < config_.model.layers; ++layer) {
+    const bool attends = has_attention(config_.model, layer);
+    attention_scales_[layer] = attends ? static_cast<Real>(attention_scale(config_.model, rotary, layer)) : 0;
+  }
   const bool same = stage_ >= 0 && rotary.frequencies == rotary_stage(config_, stage_).frequencies;
   stage_ = stage;
   if (same) return;

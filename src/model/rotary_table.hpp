@@ -2,6 +2,9 @@
 // Cosines and sines of the rotary embedding (RoPE) in one stage of the schedule, for tokens and for the rows of paired
 // heads.
 
+#include <span>
+#include <vector>
+
 #include "kernels/ops.hpp"
 #include "src/base/arena.hpp"
 #include "src/config/config.hpp"
@@ -18,8 +21,8 @@ class RotaryTable {
 
   /// Fills the table for a stage. Waits for the ops enqueued so far, which may read the table of another stage.
   void set_stage(int stage);
-  /// Factor on q kᵀ in the stage.
-  Real attention_scale() const { return attention_scale_; }
+  /// Factor on q kᵀ of each layer in the stage; 0 in layers without attention.
+  std::span<const Real> attention_scales() const { return attention_scales_; }
   /// For a sequence of `length` tokens, in layers whose heads attend one by one.
   ops::Rotary<T> rotary(int length) const;
   /// Angles of layers whose heads attend in pairs. Empty without model.paired_layers.
@@ -36,7 +39,7 @@ class RotaryTable {
   int rows_;
   int pairs_;
   int stage_ = -1;
-  Real attention_scale_ = 0;
+  std::vector<Real> attention_scales_;
   TensorArena<double> frequencies_;
   TensorArena<Real> table_;  ///< cosines [rows, D/2], then sines
 };

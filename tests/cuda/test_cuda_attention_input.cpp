@@ -24,6 +24,7 @@ enum class Source { none, interpolated, unit, table };
 struct Heads {
   int count, dim;
   bool paired = false, key_offset = false;
+  int live_pairs = 0, still_from = 0;
 };
 
 /// One call's arguments, on both sides. d_qkv replaces d_v in place, and d_k unless keys are offset, its rows 4 H D
@@ -92,10 +93,12 @@ struct Case {
     }
     return out;
   }
-  Rotary<float> host_rotary() { return {heads.count, cos.host(), sin.host(), heads.paired, heads.key_offset}; }
-  Rotary<bf16> device_rotary() const {
-    return {heads.count, cos.device(), sin.device(), heads.paired, heads.key_offset};
+  template <class T>
+  Rotary<T> rotary(Mat<const float> cos, Mat<const float> sin) const {
+    return {heads.count, cos, sin, heads.paired, heads.key_offset, heads.live_pairs, heads.still_from};
   }
+  Rotary<float> host_rotary() { return rotary<float>(cos.host(), sin.host()); }
+  Rotary<bf16> device_rotary() const { return rotary<bf16>(cos.device(), sin.device()); }
   /// Part i of q, k and v.
   template <class T>
   Mat<T> part(Mat<T> x, int i) const {
@@ -174,6 +177,22 @@ TEST(CudaAttentionInput, BackwardOfSmallShapesMatchesPortable) {
   }
 }
 
+/// Dead dims of the gradients and of q and k hold what must not be read.
+TEST(CudaAttentionInput, BackwardOfNarrowQueriesAndKeysMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
+    compare(1, {.count = 1, .dim = 128, .live_pairs = 32}, source);
+    compare(21, {.count = 6, .dim = 128, .live_pairs = 32}, source, Extra::yes);
+    compare(21, {.count = 6, .dim = 128, .paired = true, .live_pairs = 32}, source);
+    compare(37, {.count = 3, .dim = 64, .live_pairs = 8}, source);
+    compare(1, {.count = 1, .dim = 128, .key_offset = true, .live_pairs = 48, .still_from = 24}, source);
+    compare(37, {.count = 6, .dim = 128, .key_offset = true, .live_pairs = 48, .still_from = 24}, source);
+    compare(37, {.count = 6, .dim = 64, .paired = true, .key_offset = true, .live_pairs = 24, .still_from = 8}, source);
+  }
+  compare(8191, {.count = 6, .dim = 128, .paired = true, .live_pairs = 32}, Source::unit);
+  compare(49152, {.count = 6, .dim = 128, .key_offset = true, .live_pairs = 48, .still_from = 24}, Source::none);
+}
+
 TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, {6, 128}, Source::table);
@@ -218,6 +237,7 @@ TEST(CudaAttentionInput, RefusesOtherHeadWidths) {
   EXPECT_THROW(compare(4, {2, 48}, Source::none), std::invalid_argument);
   EXPECT_THROW(compare(4, {2, 8}, Source::none), std::invalid_argument);
   EXPECT_THROW(compare(4, {.count = 2, .dim = 16, .key_offset = true}, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {.count = 2, .dim = 64, .live_pairs = 20}, Source::none), std::invalid_argument);
 }
 
 }  // namespace

@@ -23,15 +23,21 @@ struct Shape {
   int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
   bool paired = false, key_offset = false, bias = false;
   int head_dim = 128;
+  int live_pairs = 0, still_from = 0;
+
+  template <class T>
+  Rotary<T> rotary(Mat<const float> cos, Mat<const float> sin) const {
+    return {heads, cos, sin, paired, key_offset, live_pairs, still_from};
+  }
 };
 
 /// The last row has only the still dims of keys; every other row has all columns.
-void expect_still_dims_alone(Mat<const float> qkv, int heads) {
-  const int head_dim = qkv.cols / (3 * heads);
+void expect_still_dims_alone(Mat<const float> qkv, const Shape& s) {
+  const int heads = s.heads, head_dim = s.head_dim, first_still = s.still_from > 0 ? s.still_from : head_dim / 4;
   int wrong = 0;
   for (int t = 0; t < qkv.rows; ++t) {
     for (int j = 0; j < qkv.cols; ++j) {
-      const bool still_key = j / head_dim / heads == 1 && j % (head_dim / 2) >= head_dim / 4;
+      const bool still_key = j / head_dim / heads == 1 && j % (head_dim / 2) >= first_still;
       wrong += std::isnan(qkv.row(t)[j]) != (t + 1 == qkv.rows && !still_key);
     }
   }
@@ -77,14 +83,14 @@ void compare(const Shape& s, Source source) {
     return host_residual.in_place ? qkv.row_block(0, s.rows).col_block(2 * width, width) : separate;
   };
   portable::attention_projection_forward<float>({}, qkv.host(), mixed(qkv.host(), v_out.host()), rstd.host(), x.host(),
-                                                w.host(), {s.heads, cos.host(), sin.host(), s.paired, s.key_offset},
-                                                host_residual, eps, host_bias);
-  cuda::attention_projection_forward<bf16>(
-      {}, qkv.device(), mixed(qkv.device(), v_out.device()), rstd.device(), x.device(), w.device(),
-      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset}, device_residual, eps, device_bias);
+                                                w.host(), s.rotary<float>(cos.host(), sin.host()), host_residual, eps,
+                                                host_bias);
+  cuda::attention_projection_forward<bf16>({}, qkv.device(), mixed(qkv.device(), v_out.device()), rstd.device(),
+                                           x.device(), w.device(), s.rotary<bf16>(cos.device(), sin.device()),
+                                           device_residual, eps, device_bias);
   // Sums of up to 768 products, in another order, stand behind every element.
   qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
-  if (s.key_offset) expect_still_dims_alone(qkv.host(), s.heads);
+  if (s.key_offset) expect_still_dims_alone(qkv.host(), s);
   if (!host_residual.in_place) v_out.expect_match("v_out", 1e-3);
   rstd.expect_match("rstd", 0, 1e-4);
 }
@@ -113,6 +119,23 @@ TEST_P(CudaAttentionProjection, SmallShapesMatchPortable) {
   }
 }
 
+/// The weights of dead dims are not zero here: q and k must be.
+TEST_P(CudaAttentionProjection, NarrowQueriesAndKeysMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shape& s :
+       {Shape{.rows = 1, .in = 64, .heads = 1, .live_pairs = 32},
+        Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .live_pairs = 32},
+        Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .paired = true, .live_pairs = 32},
+        Shape{.rows = 300, .in = 576, .heads = 3, .live_pairs = 8},
+        Shape{.rows = 1, .in = 64, .heads = 1, .key_offset = true, .live_pairs = 48, .still_from = 24},
+        Shape{.rows = 300, .in = 576, .heads = 6, .pad = 16, .key_offset = true, .live_pairs = 48, .still_from = 24},
+        Shape{.rows = 300, .in = 576, .heads = 6, .paired = true, .key_offset = true, .live_pairs = 48},
+        Shape{.rows = 8191, .in = 768, .heads = 6, .paired = true, .live_pairs = 32},
+        Shape{.rows = 16384, .in = 768, .heads = 6, .key_offset = true, .live_pairs = 48, .still_from = 24}}) {
+    compare(s, GetParam());
+  }
+}
+
 TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(GetParam() == Source::table ? Shape{49152, 768, 6} : Shape{8191, 768, 6}, GetParam());
@@ -133,10 +156,12 @@ TEST(CudaAttentionProjection, RefusesOtherWidths) {
   const auto project = [&](const Shape& s) {
     cuda::attention_projection_forward<bf16>({}, qkv.device(), v_out.device(), rstd.device(),
                                              x.device().col_block(0, s.in), w.device().col_block(0, s.in),
-                                             {s.heads, table.device(), table.device(), s.paired}, residual, eps);
+                                             s.rotary<bf16>(table.device(), table.device()), residual, eps);
   };
   EXPECT_THROW(project(Shape{.in = 64, .heads = 4}), std::invalid_argument);  // heads of 32
   EXPECT_THROW(project(Shape{.in = 32, .heads = 1}), std::invalid_argument);
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .live_pairs = 12}), std::invalid_argument);
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 2, .head_dim = 64, .live_pairs = 16}), std::invalid_argument);
   EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .paired = true}), std::invalid_argument);  // no second head
 }
 

@@ -1,5 +1,5 @@
-"""Sequences that become shorter again, attention that ends within documents, two momenta, and tables that are updated
-less often: restarts within each, on the same ranks and on others."""
+"""Sequences that become shorter again, attention that ends within documents, two momenta, tables that are updated
+less often, and narrow Q and K: restarts within each, on the same ranks and on others."""
 
 from harness import losses, restarted_from, small_run
 from small_record89 import SMALL, STEPS, Record89FaultTest
@@ -8,7 +8,8 @@ AFTER = (
     "train.mlp_precision=working", "stage.1.length=384", "stage.2.length=256", "stage.3.length=128",
     "stage.2.attention_document=50", "stage.3.attention_document=50", "optimizer.slow_momentum=0.98",
     "optimizer.momentum_mix=0.4385", "optimizer.momentum_mix_from=9", "optimizer.orthogonalisation=six_maps",
-    "group.2.period=4", "group.2.period_from=6")
+    "group.2.period=4", "group.2.period_from=6", "model.qk_dims=[4,4,4,8,4,4,0,4,4,4,8]",
+    "model.attention_scale_narrow=0.12")
 
 
 class AfterRecord89(Record89FaultTest):

@@ -1,6 +1,7 @@
 """The model of record 89 as a directory for PyTorch, and back."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,8 +40,8 @@ class ExportedRecord89(Record89FaultTest):
                          "stop.step=1", code=75)
         self.assertIn(f"begins with the weights of back_{STEPS}.h5, step 0\n", job.output)
 
-    def reference(self, torch, weights):
-        """Model and settings of the reference for the last validation."""
+    def reference(self, weights, changes):
+        """Model and settings of the reference for the last validation; changes: of the reference's config."""
         from record89 import config, schedule
         from record89.model import Model
         from record89.parameters import tensors as parameters
@@ -51,20 +52,31 @@ class ExportedRecord89(Record89FaultTest):
         c = config.check(config.replace(
             config.Config(), width=48, head_dim=8, frequencies=2, hidden=192, vocabulary=257, end_of_text=256,
             net_hidden=8, bigram_rows=97, sign_rows=16, dc_window=24, rotary_pairs="halves", mlp_out_transposed=False,
-            steps=STEPS - 2, extension=2, stages=stages, final_window_long=240))
+            steps=STEPS - 2, extension=2, stages=stages, final_window_long=240, **changes))
         given = {name: values.double() for name, values in weights.items()}
         model = Model(c, given, [-1] * 384)
         model.signs = given["bigram_sign"]
         return model, schedule.validation_settings(c, STEPS)
 
     def test_pytorch_agrees(self):
+        self.check_pytorch()
+
+    def test_pytorch_agrees_with_narrow_heads(self):
+        self.check_pytorch("model.qk_dims=[4,4,4,8,4,4,0,4,4,4,8]", "model.attention_scale_narrow=0.12",
+                           qk_dims=(4, 4, 4, 8, 4, 4, 0, 4, 4, 4, 8), narrow_frequencies=2)
+
+    def test_pytorch_agrees_with_narrow_heads_everywhere(self):
+        self.check_pytorch("model.qk_dims=4", qk_dims=(4,) * 6 + (0,) + (4,) * 4, narrow_frequencies=1,
+                           narrow_scale=0.1 * math.sqrt(2))
+
+    def check_pytorch(self, *overrides, **changes):
         """With every mechanism alive, the exported model has the logits of the reference, and the loss is nanorun's."""
         torch = import_torch(self)
         sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
         from record89.loss import head_product, softcap
         from record89.model import Tokens
 
-        self.train(2)
+        self.train(2, *overrides)
         self.command("export", self.checkpoint(STEPS), "model")
         weights = make_alive(torch, self.folder / "model" / "model.safetensors")
         self.command("import", "model", "alive.h5")
@@ -72,7 +84,7 @@ class ExportedRecord89(Record89FaultTest):
 
         tokens = [256] + [byte for i in range(20) for byte in (*(self.folder / f"{i:02}.txt").read_bytes(), 256)]
         rows = torch.tensor([tokens[at:at + 513] for at in range(0, 4096, 512)])
-        model, settings = self.reference(torch, weights)
+        model, settings = self.reference(weights, changes)
         with torch.no_grad():
             exported = exported_model(self.folder / "model", weights)
             given = exported.all_logits(rows[:, :-1])

@@ -33,4 +33,11 @@ inline void set_late_tables(Config& config) {
   config.group[2].period_from = 7;
 }
 
+inline void set_narrow(Config& config) {
+  ModelConfig& m = config.model;
+  m.qk_dims = {4, 4, 4, 8, 4, 4, 0, 4, 4, 4, 8};
+  m.attention_scale = 0.085;
+  m.attention_scale_narrow = 0.12;
+}
+
 }  // namespace nanorun

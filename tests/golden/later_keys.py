@@ -12,7 +12,7 @@ LATER = {
         "yarn": False, "rotary_frequencies": [], "bigram_columns": 0, "mudd_scale": 0.1, "mudd_value_scale": 1,
         "mudd_backout": 0.5, "skip_gate": False, "value_layers_gated_by_input": [], "value_tables": [],
         "gate_columns": 12, "second_embedding": False, "init_embedding2": 1, "init_residual": 1.05,
-        "init_scale_mlp": 0, "backout_from": -1, "yarn_last_window": 0,
+        "init_scale_mlp": 0, "qk_dims": [], "attention_scale_narrow": 0, "backout_from": -1, "yarn_last_window": 0,
     },
     "train": {"extension_steps": 0, "loss": "mean", "untie_step": 0, "mlp_precision": "working", "warmup": 0,
               "cooldown_shape": "linear", "recompute_layers": []},

@@ -416,6 +416,13 @@ const Switch switches[] = {
     {"six_maps", [](Config& c) { c.optimizer.orthogonalisation = Orthogonalisation::six_maps; }},
     {"late_tables", set_late_tables},
     {"after_record89", set_all_after},
+    {"narrow", set_narrow},
+    {"narrow_everywhere", [](Config& c) { c.model.qk_dims = {4}; }},
+    {"narrow_after_record89",
+     [](Config& c) {
+       set_all_after(c);
+       set_narrow(c);
+     }},
 };
 
 class Record89With : public testing::TestWithParam<Switch> {};

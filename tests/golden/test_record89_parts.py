@@ -48,6 +48,13 @@ class Schedules(unittest.TestCase):
         for step, scale in ((0, 0.1), (423, 0.116946), (847, 0.127518), (1270, 0.131778)):
             self.assertAlmostEqual(schedule.rotary_at(RECORD, step).scale, scale, delta=5e-7)
 
+    def test_published_scales_of_narrow_heads(self):
+        pull_request_349 = replace(RECORD, attention_scale=0.085)
+        for step, wide, narrow in ((0, 0.085, 0.12), (423, 0.099404, 0.140335), (847, 0.108390, 0.153021),
+                                   (1270, 0.112011, 0.158134)):
+            self.assertAlmostEqual(schedule.rotary_at(pull_request_349, step).scale, wide, delta=5e-7)
+            self.assertAlmostEqual(schedule.rotary_at(pull_request_349, step, narrow=True).scale, narrow, delta=5e-7)
+
     def test_yarn_keeps_fast_pairs_and_slows_slow_ones(self):
         first, second = (np.array(schedule.rotary_at(RECORD, s).frequencies) for s in (0, 423))
         self.assertEqual(len(first), 32)
@@ -238,12 +245,16 @@ class Attention(unittest.TestCase):
         halves = replace(TINY, rotary_pairs="halves")
         x = random(self.length, 6, 8)
         order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # maps adjacent dims to the layout of halves
-        tables = attention.rotary_tables(TINY, schedule.rotary_at(TINY, 0), torch.arange(self.length), x.dtype)
+        rotary = schedule.rotary_at(TINY, 0)
+        tables = attention.rotary_tables(TINY, rotary, torch.arange(self.length), x.dtype, 4)
         cos, sin = (table[:, None] for table in tables)
         torch.testing.assert_close(attention.rotate(adjacent, x, cos, sin)[..., order],
                                    attention.rotate(halves, x[..., order], cos, sin))
-        self.assertEqual(attention.still_dims(adjacent).tolist(), [False] * 4 + [True] * 4)
-        self.assertEqual(attention.still_dims(halves).tolist(), [False, False, True, True] * 2)
+        self.assertEqual(attention.still_dims(adjacent, 8, rotary).tolist(), [False] * 4 + [True] * 4)
+        self.assertEqual(attention.still_dims(halves, 8, rotary).tolist(), [False, False, True, True] * 2)
+        narrow = {"qk_dims": (4,) * TINY.layers}
+        self.assertEqual(attention.live_dims(replace(adjacent, **narrow), 0).tolist(), [0, 1, 2, 3])
+        self.assertEqual(attention.live_dims(replace(halves, **narrow), 0).tolist(), [0, 1, 4, 5])
 
     def test_xsa_takes_away_the_part_along_v(self):
         y = attention.without_value(self.q, self.v, torch.full((self.length, self.c.heads), 40.0))

@@ -11,7 +11,7 @@ import torch
 
 from make_goldens import RECORD89
 from record89 import data, optimizer, parameters, schedule
-from record89.config import CONFIGS, MINI, Config, as_dictionary, check, override
+from record89.config import CONFIGS, MINI, NARROW, Config, as_dictionary, check, override
 from record89.model import Tokens
 from record89.run import train
 from record89.support import ALIVE, EARLIER, RECORD, losses_of, random, run_of, shards_of
@@ -48,6 +48,17 @@ class Optimizer(unittest.TestCase):
                     shapes[key] = shapes.get(key, 0) + 1
         self.assertEqual(shapes, {(256, 768, (1, 768), 1.0): 60, (768, 768, (768, 1), 1.0): 20,
                                   (3072, 768, (3072, 1), 2.0): 11, (3072, 768, (3072, 1), 4.0): 11})
+
+    def test_units_of_narrow_heads_have_live_rows_alone(self):
+        run = run_of(replace(CONFIGS["tiny_alive"], **NARROW))
+        shapes = [tuple(unit.momentum.shape) for unit in run.optimizer.units if unit.name == "block.1.qkv"]
+        self.assertEqual(shapes, [(8, 48)] * 6 + [(48, 48)])
+        weights = run.p["block.1.qkv"]
+        row = torch.arange(144)
+        live = (row % 8 < 4) | (row >= 96)
+        self.assertTrue((weights[~live] == 0).all() and (weights[live] != 0).all())
+        run.step()
+        self.assertTrue((weights[~live] == 0).all())
 
     def test_a_matrix_whose_gradient_is_zero_decays(self):
         c = replace(MINI, zero_starts=True)  # W2 is zero, so the gradient of W1 is
@@ -148,6 +159,7 @@ class Whole(unittest.TestCase):
             {"cautious_decay": False}, {"heads_per_block": 6}, {"mlp_out_transposed": False}, {"adam_period": 1},
             {"tied": False}, {"gradient_divisor": 1e10}, {"fp8_head": True}, {"fp8_mlp": True}, {"rounding": True},
             {"dc_window": 5}, {"bf16_masters": ("value_embedding",)},
+            {"qk_dims": (2, 4, 0, 2, 4), "narrow_frequencies": 1},
         ]
         for switch in switches:
             c = check(replace(ALIVE, **switch))

@@ -42,11 +42,16 @@ def parameter(*shape):
     return nn.Parameter(torch.empty(*shape))
 
 
+def turning_pairs(settings):
+    """Pairs of dims of a head that turn; with "half_truncated" the second half of those of Q and K stands still."""
+    widest = max(settings["qk_dims"] or [settings["head_dim"]])
+    return widest // (2 if settings["rotary"] == "full" else 4)
+
+
 def rotary_frequencies(settings):
-    """Of the D/2 pairs of a head, in radians per position; with "half_truncated" the second half stands still."""
+    """Of the D/2 pairs of a head, in radians per position."""
     pairs, base = settings["head_dim"] // 2, float(settings["rotary_base"])
-    full = settings["rotary"] == "full"
-    turning = pairs if full else pairs // 2
+    full, turning = settings["rotary"] == "full", turning_pairs(settings)
     steps = turning if full else max(turning - 1, 1)
     frequencies = settings.get("rotary_frequencies") or [base ** (-j / steps) for j in range(turning)]
     return list(frequencies) + [0.0] * (pairs - turning)

@@ -7,9 +7,9 @@ import torch
 from .numbers import rms_norm, rounded, shifted
 
 
-def rotary_tables(c, rotary, positions, dtype):
-    """cos and sin [T, pairs] of all D/2 pairs, the turning ones first."""
-    f = torch.tensor(rotary.frequencies + (0.0,) * c.frequencies, dtype=torch.float64)
+def rotary_tables(c, rotary, positions, dtype, pairs):
+    """cos and sin [T, pairs], the turning ones first."""
+    f = torch.tensor(rotary.frequencies + (0.0,) * (pairs - len(rotary.frequencies)), dtype=torch.float64)
     angle = torch.outer(positions.double(), f)
     return rounded(c, angle.cos()).to(dtype), rounded(c, angle.sin()).to(dtype)
 
@@ -23,11 +23,19 @@ def rotate(c, x, cos, sin):
     return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)
 
 
-def still_dims(c):
-    """Mask [D] of the dims that no angle turns."""
-    dim = torch.arange(c.head_dim)
-    pair = dim // 2 if c.rotary_pairs == "adjacent" else dim % (c.head_dim // 2)
-    return pair >= c.frequencies
+def still_dims(c, size, rotary):
+    """Mask [size] of the dims that no angle turns."""
+    dim = torch.arange(size)
+    pair = dim // 2 if c.rotary_pairs == "adjacent" else dim % (size // 2)
+    return pair >= len(rotary.frequencies)
+
+
+def live_dims(c, i):
+    """Of the D dims of a head, those that Q and K of layer i have: the first pairs."""
+    size = c.head_dim if c.qk_dims is None else c.qk_dims[i]
+    if c.rotary_pairs == "adjacent":
+        return torch.arange(size)
+    return torch.cat([torch.arange(size // 2), c.head_dim // 2 + torch.arange(size // 2)])
 
 
 def seen(document, window):
@@ -51,10 +59,10 @@ def paired_attention(c, q, k, v, rotary, document, window):
     """Head h of token t is row 2t + h // (H/2) of virtual head h mod (H/2), at rotary position 2t + h mod 2."""
     length, half = q.shape[0], c.heads // 2
     position = 2 * torch.arange(length)[:, None] + torch.arange(c.heads)[None, :] % 2
-    tables = rotary_tables(c, rotary, position.flatten(), q.dtype)
+    tables = rotary_tables(c, rotary, position.flatten(), q.dtype, q.shape[-1] // 2)
     cos, sin = (table.view(length, c.heads, -1) for table in tables)
     q, k = rotate(c, q, cos, sin), rotate(c, k, cos, sin)
-    rows = [x.reshape(2 * length, half, c.head_dim) for x in (q, k, v)]
+    rows = [x.reshape(2 * length, half, x.shape[-1]) for x in (q, k, v)]
     y = softmax_attention(*rows, rotary.scale, seen(document.repeat_interleave(2), window))
     return y.reshape(length, c.heads, c.head_dim)
 
@@ -79,16 +87,17 @@ def attention(c, i, n, weights, aux, gates, rotary, window, document):
     factors = weights["attention_factors"]
     qkv = n @ (factors[0] * weights["qkv"]).T
     q, k, v = (x.reshape(length, c.heads, c.head_dim) for x in qkv.split(d, dim=-1))
-    q, k = rms_norm(q, c.norm_eps), rms_norm(k, c.norm_eps)
+    q, k = (rms_norm(x[..., live_dims(c, i)], c.norm_eps) for x in (q, k))
     if aux is not None:
         v = v + aux
     if i in c.paired_layers:
         y = paired_attention(c, q, k, v, rotary, document, window)
     else:
-        cos, sin = (x[:, None] for x in rotary_tables(c, rotary, torch.arange(length), n.dtype))
+        tables = rotary_tables(c, rotary, torch.arange(length), n.dtype, q.shape[-1] // 2)
+        cos, sin = (x[:, None] for x in tables)
         q, k = rotate(c, q, cos, sin), rotate(c, k, cos, sin)
         if c.key_offset and i in c.long_layers:
-            k = torch.where(still_dims(c), shifted(k), k)
+            k = torch.where(still_dims(c, k.shape[-1], rotary), shifted(k), k)
         y = softmax_attention(q, k, v, rotary.scale, seen(document, window))
         if i in c.dc_layers:
             y = y + dc_correction(c, q, k, v, gates["dc_w1"], gates["dc_w2"], rotary.scale, document)

@@ -94,6 +94,9 @@ class Config:
     dc_window: int = 112  # keys, the query's own included
     dc_eps: float = 1e-6
     attention_scale: float = 0.1
+    qk_dims: tuple | None = None  # width of Q and K in the heads of each layer; None: head_dim
+    narrow_frequencies: int = 32  # turning pairs of Q and K that are narrower than head_dim
+    narrow_scale: float = 0.12  # their attention_scale
     rotary_base: float = 1024
     rotary_pairs: str = "adjacent"  # dims (2j, 2j+1) of the first half; "halves": dims (j, j + D/2), as in record 21
     yarn: bool = True
@@ -196,6 +199,8 @@ def check(config):
         raise SystemExit("config: heads * head_dim must be width")
     if 4 * c.frequencies != c.head_dim:
         raise SystemExit("config: frequencies must be head_dim / 4")
+    if c.qk_dims is not None and max(c.qk_dims) > c.head_dim:
+        raise SystemExit("config: qk_dims must be at most head_dim")
     if set(c.xsa_layers) & set(c.paired_layers):
         raise SystemExit("config: paired layers have no XSA")
     if set(c.dc_layers) & set(c.paired_layers):
@@ -339,6 +344,11 @@ AFTER_RECORD89 = {
 }
 ALL_AFTER_RECORD89 = {name: value for changes in AFTER_RECORD89.values() for name, value in changes.items()}
 CONFIGS["blocks_after_wide"] = replace(CONFIGS["blocks_wide"], **ALL_AFTER_RECORD89)
+# Pull request 349 has Q and K of half the width in the layers with the short window, and all of their dims turn. Pull
+# request 344 has narrower ones in all layers; half of their dims stand still, and keys take these from the token before.
+NARROW = {"qk_dims": (4, 4, 4, 8, 4, 4, 0, 4, 4, 4, 8), "narrow_frequencies": 2, "attention_scale": 0.085}
+NARROW_EVERYWHERE = {"qk_dims": (4,) * 6 + (0,) + (4,) * 4, "narrow_frequencies": 1,
+                     "narrow_scale": 0.1 * math.sqrt(2)}
 SWITCHES = {
     "no_paired": {"paired_layers": ()},
     "no_xsa": {"xsa_layers": ()},
@@ -374,6 +384,9 @@ SWITCHES = {
     "bf16_moments": {"bf16_masters": TABLES, "bf16_moments": TABLES},
     **AFTER_RECORD89,
     "after_record89": ALL_AFTER_RECORD89,
+    "narrow": NARROW,
+    "narrow_everywhere": NARROW_EVERYWHERE,
+    "narrow_after_record89": NARROW | ALL_AFTER_RECORD89,
 }
 
 

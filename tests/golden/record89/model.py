@@ -186,7 +186,9 @@ class Model:
         if c.gate_nets == "scalars" and i in c.attention_gate_layers:
             mine["attention_gate"] = torch.sigmoid(n[:, :c.gate_inputs] @ self.p[f"block.{i}.attention_gate"].T)
         window = settings.window_long if i in c.long_layers else settings.window_short
-        return attention(c, i, n, weights, aux, mine, settings.rotary, window, t.document)
+        narrow = c.qk_dims is not None and c.qk_dims[i] < c.head_dim
+        rotary = settings.narrow_rotary if narrow else settings.rotary
+        return attention(c, i, n, weights, aux, mine, rotary, window, t.document)
 
     def value_heads(self, i, values):
         c = self.c

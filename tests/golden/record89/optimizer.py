@@ -8,7 +8,7 @@ from reference import newton_schulz
 
 from . import schedule
 from .numbers import bf16
-from .parameters import groups
+from .parameters import groups, live_rows
 
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -70,7 +70,7 @@ class Unit:
 
     def __init__(self, c, name, matrix, rows, factor):
         self.c, self.name, self.rows = c, name, rows
-        part = matrix.detach()[rows]
+        part = matrix.detach()[rows]  # rows: a slice or their numbers
         self.factor = factor * math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
         self.momentum, self.slow = torch.zeros_like(part), torch.zeros_like(part)
         tall = part.shape[0] >= part.shape[1]
@@ -104,13 +104,16 @@ class Unit:
 
 
 def units(c, name, matrix):
-    """qkv: blocks of adjacent heads of W_q, then of W_k, then W_v whole. Any other matrix is one unit."""
+    """qkv: blocks of adjacent heads of W_q, then of W_k, then W_v whole, of live rows. Any other matrix is one unit."""
     rows = matrix.shape[0]
     if not name.endswith(".qkv"):
         return [Unit(c, name, matrix, slice(0, rows), c.mlp_out_factor if name.endswith(".mlp_out") else 1)]
     block = c.heads_per_block * c.head_dim
     cuts = [*range(0, 2 * c.width, block), 2 * c.width, rows]
-    return [Unit(c, name, matrix, slice(a, b), 1) for a, b in zip(cuts, cuts[1:])]
+    live = live_rows(c, name)
+    parts = [slice(a, b) if live[a:b].all() else a + torch.from_numpy(live[a:b]).nonzero().flatten()
+             for a, b in zip(cuts, cuts[1:])]
+    return [Unit(c, name, matrix, part, 1) for part in parts]
 
 
 class Adam:

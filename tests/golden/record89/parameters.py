@@ -8,6 +8,8 @@ import torch
 
 from reference import stream_key, uniforms
 
+from .attention import live_dims
+
 
 @dataclass(frozen=True)
 class Row:
@@ -165,6 +167,17 @@ def draw(seed, name, shape, distribution, bound):
     return (bound * radius * np.cos(2.0 * math.pi * uniforms(key, 2 * i + np.uint64(1)))).reshape(shape)
 
 
+def live_rows(c, name):
+    """Mask of the rows of a tensor that take part: of W_q and W_k those of dims that Q and K of the layer have."""
+    rows = {row.name: row.shape[0] for row in parameter_table(c)}[name]
+    live = np.ones(rows, dtype=bool)
+    if name.endswith(".qkv"):
+        head = np.zeros(c.head_dim, dtype=bool)
+        head[live_dims(c, int(name.split(".")[1])).numpy()] = True
+        live[:2 * c.width] = np.tile(head, 2 * c.heads)
+    return live
+
+
 # Bounds of the uniform values that zero_starts = false adds to a start, by the last part of the name.
 ALIVE = {"mlp_out": 0.03, "bigram": 0.5, "smear_gate": 0.5, "smear_factor": 0.5, "value_gate": 0.5, "out": 0.1,
          "bias": 1.0, "xsa": 0.5, "attention_gate": 0.5, "injection": 0.1, "skip_gate": 0.5}
@@ -182,6 +195,8 @@ def initial_values(c):
             if bound is not None and not c.zero_starts:
                 value = value + draw(c.seed, row.name, row.shape, "uniform", bound)
         values[row.name] = value.astype(np.float32)
+        if row.name.endswith(".qkv"):
+            values[row.name][~live_rows(c, row.name)] = 0
     if c.tied:
         values["embedding"] = values["head"].copy()
     return values

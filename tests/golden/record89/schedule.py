@@ -86,11 +86,11 @@ class Rotary:
     scale: float
 
 
-def rotary_at(c, step):
+def rotary_at(c, step, narrow=False):
     """YaRN acts at the start of every stage whose long window differs from the one before."""
-    count = c.frequencies
+    count = c.narrow_frequencies if narrow else c.frequencies
     f = [c.rotary_base ** (-j / (count - 1) if count > 1 else 0.0) for j in range(count)]
-    scale = c.attention_scale
+    scale = c.narrow_scale if narrow else c.attention_scale
     for before, after in zip(c.stages, c.stages[1:stage_index(c, step) + 1]):
         old, new = before.window_long, after.window_long
         if old == new or not c.yarn:
@@ -110,6 +110,7 @@ def stretched(c, frequency, old, new):
 class StepSettings:
     """What the model needs to know of a step."""
     rotary: Rotary
+    narrow_rotary: Rotary  # of layers whose Q and K are narrower than head_dim
     window_short: int
     window_long: int
     weights: list
@@ -121,7 +122,7 @@ class StepSettings:
 
 def settings(c, step):
     stage = c.stages[stage_index(c, step)]
-    return StepSettings(rotary_at(c, step), stage.window_short, stage.window_long, target_weights(c, step),
+    return StepSettings(rotary_at(c, step), rotary_at(c, step, narrow=True), stage.window_short, stage.window_long, target_weights(c, step),
                         prefix_weight(c, step), step, stage.candidates, stage.attention_document)
 
 
@@ -129,4 +130,4 @@ def validation_settings(c, step):
     """The last validation alone has its own long window, without YaRN."""
     s = settings(c, step)
     long = c.final_window_long if step == c.total_steps else s.window_long
-    return StepSettings(s.rotary, s.window_short, long, [1.0], 0.0, step, 0)
+    return StepSettings(s.rotary, s.narrow_rotary, s.window_short, long, [1.0], 0.0, step, 0)

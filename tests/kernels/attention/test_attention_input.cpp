@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Mode {
   enum Factors { two, interpolate, unit_source } factors;
   bool paired = false;
   bool key_offset = false;
+  bool narrow = false;  ///< Q and K have three quarters of the pairs; of these the second half stands still
 };
 
 /// Inputs of one case, upstream gradient of out, and what the accumulated gradients start from.
@@ -51,13 +53,14 @@ struct Case {
   }
 
   int width() const { return heads * head_dim; }
+  int live() const { return mode.narrow ? head_dim * 3 / 8 : head_dim / 2; }
+  int first_still() const { return mode.narrow ? head_dim * 3 / 16 : head_dim / 4; }
+  /// Whether column j of a head of q or k is dead.
+  bool is_dead(int j) const { return j % (head_dim / 2) >= live(); }
   /// Rows of what the forward pass leaves.
   int rows() const { return mode.key_offset ? tokens + 1 : tokens; }
   /// Whether column j of a head of q or k moves to the next row.
-  bool moves(int head, int j) const {
-    const int quarter = head_dim / 4;
-    return mode.key_offset && head >= heads && ((j >= quarter && j < 2 * quarter) || j >= 3 * quarter);
-  }
+  bool moves(int head, int j) const { return mode.key_offset && head >= heads && j % (head_dim / 2) >= first_still(); }
   int angle_rows() const { return mode.paired ? 2 * tokens : tokens; }
   int n_source_rows() const { return mode.source == Mode::table ? source_rows : tokens; }
   int source_row(int t) const { return mode.source == Mode::table ? index[t] : t; }
@@ -80,7 +83,14 @@ struct Inputs {
         source(c.n_source_rows(), c.width(), c.source),
         lambda(test::convert<T>(c.lambda)) {}
 
-  Rotary<T> rotary() { return {c.heads, cos.mat(), sin.mat(), c.mode.paired, c.mode.key_offset}; }
+  Rotary<T> rotary() {
+    Rotary<T> rotary{c.heads, cos.mat(), sin.mat(), c.mode.paired, c.mode.key_offset};
+    if (c.mode.narrow) {
+      rotary.live_pairs = c.live();
+      rotary.still_from = c.first_still();
+    }
+    return rotary;
+  }
   ValueResidual<T> residual() {
     ValueResidual<T> residual{
         lambda.data(), c.mode.factors == Mode::interpolate, {}, nullptr, c.mode.factors == Mode::unit_source};
@@ -156,15 +166,15 @@ TEST_P(AttentionInput, QueriesAndKeysAreNormedAndRotated) {
     for (int head = 0; head < 2 * c.heads; ++head) {
       const int first = t * 3 * c.width() + head * c.head_dim;
       double squares = 0;
-      for (int j = 0; j < c.head_dim; ++j) squares += c.qkv[first + j] * c.qkv[first + j];
-      const double rstd = 1 / std::sqrt(squares / c.head_dim + eps);
+      for (int j = 0; j < c.head_dim; ++j) squares += c.is_dead(j) ? 0 : c.qkv[first + j] * c.qkv[first + j];
+      const double rstd = 1 / std::sqrt(squares / (2 * c.live()) + eps);
       EXPECT_NEAR(result.rstd[t * 2 * c.heads + head], rstd, 1e-14);
       const int position = c.mode.paired ? 2 * t + head % c.heads % 2 : t;
       for (int j = 0; j < half; ++j) {
         const double x1 = c.qkv[first + j] * rstd, x2 = c.qkv[first + j + half] * rstd;
         const double cos = c.cos[position * half + j], sin = c.sin[position * half + j];
-        expect(t, head, j, x1 * cos + x2 * sin);
-        expect(t, head, j + half, -x1 * sin + x2 * cos);
+        expect(t, head, j, c.is_dead(j) ? 0 : x1 * cos + x2 * sin);
+        expect(t, head, j + half, c.is_dead(j) ? 0 : -x1 * sin + x2 * cos);
       }
     }
   }
@@ -227,6 +237,57 @@ void expect_derivatives(Case c) {
 
 TEST_P(AttentionInput, GradientsAreTheDerivatives) {
   for (const int tokens : {1, 2, 7}) expect_derivatives(Case(tokens, 2, 8, GetParam()));
+}
+
+/// Whatever lies in the dead dims of the projection and of the upstream gradient.
+TEST(AttentionInputNarrow, DeadDimsAreNotReadAndHaveNoGradient) {
+  for (const bool key_offset : {false, true}) {
+    Case c(7, 2, 8, {.source = Mode::none, .factors = Mode::two, .key_offset = key_offset, .narrow = true});
+    const Forward out = forward<double>(c);
+    const Gradients d = backward<double>(c, InPlace::no);
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (std::size_t i = 0; i < c.qkv.size(); ++i) {
+      const auto column = static_cast<int>(i % (3 * c.width()));
+      if (column >= 2 * c.width() || !c.is_dead(column % c.head_dim)) continue;
+      c.qkv[i] = c.d_out[i] = nan;
+      EXPECT_EQ(d.qkv[i], 0) << i;
+    }
+    EXPECT_EQ(forward<double>(c).out, out.out);
+    EXPECT_EQ(backward<double>(c, InPlace::no).qkv, d.qkv);
+  }
+}
+
+/// The first pairs of a head give what a head of that width gives.
+TEST(AttentionInputNarrow, IsAHeadOfThatWidth) {
+  const Case wide(5, 2, 16, {.source = Mode::none, .factors = Mode::two, .narrow = true});
+  Case small(5, 2, 12, {.source = Mode::none, .factors = Mode::two});
+  const auto at = [](const Case& c, int head, int j, int cols) {
+    return head * cols + j % 6 + (j < 6 ? 0 : c.head_dim / 2);
+  };
+  for (int t = 0; t < wide.tokens; ++t) {
+    for (int j = 0; j < 6; ++j) {
+      small.cos[t * 6 + j] = wide.cos[t * 8 + j];
+      small.sin[t * 6 + j] = wide.sin[t * 8 + j];
+    }
+    for (int head = 0; head < 4; ++head) {
+      for (int j = 0; j < 12; ++j) {
+        small.qkv[t * 72 + at(small, head, j, 12)] = wide.qkv[t * 96 + at(wide, head, j, 16)];
+        small.d_out[t * 72 + at(small, head, j, 12)] = wide.d_out[t * 96 + at(wide, head, j, 16)];
+      }
+    }
+  }
+  const Forward out = forward<double>(wide), expected = forward<double>(small);
+  const Gradients d = backward<double>(wide, InPlace::no), d_expected = backward<double>(small, InPlace::no);
+  EXPECT_LT(test::relative_error(out.rstd, expected.rstd), 1e-15);
+  for (int t = 0; t < wide.tokens; ++t) {
+    for (int head = 0; head < 4; ++head) {
+      for (int j = 0; j < 12; ++j) {
+        const int i = t * 96 + at(wide, head, j, 16), k = t * 72 + at(small, head, j, 12);
+        EXPECT_NEAR(out.out[i], expected.out[k], 1e-14);
+        EXPECT_NEAR(d.qkv[i], d_expected.qkv[k], 1e-14);
+      }
+    }
+  }
 }
 
 TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
@@ -322,7 +383,7 @@ std::string mode_name(const testing::TestParamInfo<Mode>& info) {
   const char* const sources[] = {"NoSource", "Rows", "Table"};
   const char* const factors[] = {"", "Interpolated", "Unit"};
   return std::string(sources[info.param.source]) + factors[info.param.factors] + (info.param.paired ? "Paired" : "") +
-         (info.param.key_offset ? "KeyOffset" : "");
+         (info.param.key_offset ? "KeyOffset" : "") + (info.param.narrow ? "Narrow" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -333,7 +394,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Mode{Mode::rows, Mode::unit_source},
                     Mode{.source = Mode::table, .factors = Mode::unit_source, .paired = true},
                     Mode{.source = Mode::none, .factors = Mode::unit_source, .key_offset = true},
-                    Mode{.source = Mode::table, .factors = Mode::two, .paired = true, .key_offset = true}),
+                    Mode{.source = Mode::table, .factors = Mode::two, .paired = true, .key_offset = true},
+                    Mode{.source = Mode::rows, .factors = Mode::unit_source, .paired = true, .narrow = true},
+                    Mode{.source = Mode::none, .factors = Mode::two, .key_offset = true, .narrow = true}),
     mode_name);
 
 }  // namespace

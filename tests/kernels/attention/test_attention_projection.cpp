@@ -56,6 +56,9 @@ TEST(AttentionProjection, IsTheProductAndThenAttentionInput) {
                                      inputs.rotary());
   expect_product_and_attention_input(inputs, {.lambda = lambda, .source = inputs.source.mat(), .unit_source = true},
                                      inputs.paired_rotary());
+  Rotary<double> narrow = inputs.rotary();
+  narrow.live_pairs = 2;
+  expect_product_and_attention_input(inputs, {.lambda = lambda, .source = inputs.source.mat()}, narrow);
 }
 
 TEST(AttentionProjection, ValuesMayMixWithThemselves) {

@@ -48,6 +48,15 @@ TEST(CheckCuda, RefusesWhatNoKernelComputes) {
   EXPECT_EQ(fault({"model.composed_layers=1", "model.composition_window=113"}),
             "override model.composition_window=113: model.composition_window = 113: composed heads on CUDA devices "
             "take at most 112 keys");
+  EXPECT_EQ(fault({"model.qk_dims=96", "model.key_offset_layers=1"}), "");
+  EXPECT_EQ(fault({"model.head_dim=64", "model.heads=12", "model.qk_dims=32"}),
+            "override model.head_dim=64: model.head_dim = 64 must be 128 on CUDA devices, as model.qk_dims is given");
+  EXPECT_EQ(
+      fault({"model.qk_dims=[64, 72, 128]"}),
+      "override model.qk_dims=[64, 72, 128]: model.qk_dims has 72, which must be a multiple of 16 on CUDA devices");
+  EXPECT_EQ(fault({"model.qk_dims=80", "model.key_offset_layers=1"}),
+            "override model.qk_dims=80: the widest of model.qk_dims = 80 must be a multiple of 32 on CUDA devices, as "
+            "model.key_offset_layers names layers");
   EXPECT_EQ(fault({"model.bigram_rows=100", "model.bigram_columns=24"}), "");
   EXPECT_EQ(fault({"model.bigram_rows=100", "model.bigram_columns=20"}),
             "override model.bigram_columns=20: model.bigram_columns = 20 must be a multiple of 8 on CUDA devices");

@@ -283,6 +283,26 @@ TEST_F(CheckLayersOnCpus, KeyOffsetsNeedStillDims) {
             "model.key_offset_layers needs the dims that model.rotary = \"half_truncated\" leaves still");
 }
 
+TEST_F(CheckLayersOnCpus, WidthsOfQueriesAndKeys) {
+  EXPECT_EQ(rule({"model.qk_dims=12"}), "");
+  EXPECT_EQ(rule({"model.qk_dims=[8, 8, 16, 0, 8, 12]", "model.attention_scale_narrow=0.2"}), "");
+  EXPECT_EQ(rule({"model.qk_dims=[8, 16]"}),
+            "model.qk_dims has 2 numbers; it needs one, or one for each of the 6 layers");
+  EXPECT_EQ(rule({"model.qk_dims=20"}), "model.qk_dims has 20 for layer 0; it must be from 4 to model.head_dim = 16");
+  EXPECT_EQ(rule({"model.qk_dims=[8, 0, 16, 0, 8, 8]"}),
+            "model.qk_dims has 0 for layer 1; it must be from 4 to model.head_dim = 16");
+  EXPECT_EQ(rule({"model.qk_dims=[8, 8, 16, 8, 8, 8]"}),
+            "model.qk_dims has 8 for layer 3, which model.layers_without_attention excludes: it must be 0");
+  EXPECT_EQ(rule({"model.qk_dims=[16]", "model.attention_scale_narrow=0.2"}),
+            "model.attention_scale_narrow needs a layer whose model.qk_dims is below model.head_dim");
+  EXPECT_EQ(rule({"model.qk_dims=[16, 8, 8, 0, 8, 8]"}),
+            "model.key_offset_layers names layer 2, whose keys have no dims that stand still: rotary turns 4 pairs of "
+            "model.qk_dims = 8");
+  EXPECT_EQ(rule({"model.qk_dims=8", "model.rotary_frequencies=[1,0.5,0.2]"}),
+            "model.rotary_frequencies has 3 numbers; model.rotary turns 2 pairs of the widest of model.qk_dims = 8");
+  EXPECT_EQ(unet_rule({"model.qk_dims=64"}), "model.qk_dims needs model.residual = \"scaled\" or \"before\"");
+}
+
 TEST_F(CheckLayersOnCpus, GatesAndNets) {
   const auto narrow = [](const std::vector<std::string>& more) {
     std::vector<std::string> overrides = {"model.width=8",    "model.heads=2",         "model.head_dim=4",
