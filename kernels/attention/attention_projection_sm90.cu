@@ -17,11 +17,11 @@ using namespace sm90;
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
 /// a tile may be one of keys and the second one of values.
-template <int head_dim, bool paired, bool has_bias>
+template <int head_dim, bool paired, bool has_bias, class Operands = bf16>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
-  using Operand = bf16;
+  using Operand = Operands;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
 
@@ -32,6 +32,7 @@ struct AttentionProjection {
   Mat<const float> cos, sin;
   ValueResidual<bf16> residual;
   const float* bias;
+  const float* factor;            ///< of the sums of products in 8 bits
   bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   float eps;
@@ -41,6 +42,11 @@ struct AttentionProjection {
   __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& sums) const {
     if (tile.col >= 3 * width) return;
     if (has_bias) add_bias(tile.col, sums);
+    if constexpr (is_fp8<AttentionProjection>) {
+      const float f = *factor;
+#pragma unroll
+      for (float& sum : sums) sum *= f;
+    }
 #pragma unroll
     for (int head = 0; head < tile_n / head_dim; ++head) {
       if (tile.col + head * head_dim < 2 * width) norm_rotate(tile, head, sums + head * head_dim / 2);
@@ -181,13 +187,22 @@ struct AttentionProjection {
   }
 };
 
-template <int head_dim, bool paired, bool has_bias>
-void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
-             Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
+/// The operands, and what the epilogue takes beside them: a bias, or in 8 bits a factor.
+template <class Operands>
+struct Product {
+  Mat<const Operands> x, w;
+  const float *bias = nullptr, *factor = nullptr;
+};
+
+template <int head_dim, bool paired, bool has_bias, class Operands>
+void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd,
+             const Product<Operands>& product, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
-  AttentionProjection<head_dim, paired, has_bias> op{};
-  op.bias = bias;
+  const Mat<const Operands>& x = product.x;
+  AttentionProjection<head_dim, paired, has_bias, Operands> op{};
+  op.bias = product.bias;
+  op.factor = product.factor;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
     const Mat<bf16> keys = qkv.col_block(width, width);
@@ -208,7 +223,24 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Ma
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
-  launch_gemm(name, stream, op, qkv.cols, x, w);
+  launch_gemm(name, stream, op, qkv.cols, x, product.w);
+}
+
+/// Whether heads are 128 wide; else they are 64 wide.
+bool check_shapes(const char* name, [[maybe_unused]] Mat<bf16> qkv, Mat<bf16> v_out, [[maybe_unused]] int tokens,
+                  [[maybe_unused]] int rows_of_w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual) {
+  const int width = v_out.cols;
+  assert(qkv.cols == 3 * width && rows_of_w == 3 * width && qkv.rows == tokens + (rotary.key_offset ? 1 : 0));
+  const bool wide = width == rotary.heads * 128;
+  if (!wide && width != rotary.heads * 64)
+    throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
+  if (!wide && rotary.key_offset)
+    throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
+  if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
+  require_vectors(name, rotary.cos);
+  require_vectors(name, rotary.sin);
+  require_vectors(name, residual.source);
+  return wide;
 }
 
 }  // namespace
@@ -218,29 +250,36 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps,
                                   Vec<const std::type_identity_t<acc_t<T>>> bias) {
   constexpr const char* name = "attention_projection_forward";
-  const int width = v_out.cols;
-  assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
-  const bool wide = width == rotary.heads * 128;
-  if (!wide && width != rotary.heads * 64)
-    throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
-  if (!wide && rotary.key_offset)
-    throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
+  const bool wide = check_shapes(name, qkv, v_out, x.rows, w.rows, rotary, residual);
   if (rotary.paired && !bias.empty()) throw std::invalid_argument(std::string(name) + ": paired heads have no bias");
-  if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
-  require_vectors(name, rotary.cos);
-  require_vectors(name, rotary.sin);
-  require_vectors(name, residual.source);
   require_bias(name, bias);
   if (x.rows == 0) return;
-  const auto run = [&](auto project) {
-    project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
+  const Product<bf16> product{x, w, bias.data()};
+  const auto run = [&](auto project) { project(name, stream, qkv, v_out, rstd, product, rotary, residual, eps); };
+  if (!bias.empty()) return run(wide ? project<128, false, true, bf16> : project<64, false, true, bf16>);
+  if (rotary.paired) return run(wide ? project<128, true, false, bf16> : project<64, true, false, bf16>);
+  run(wide ? project<128, false, false, bf16> : project<64, false, false, bf16>);
+}
+
+template <class T>
+void attention_projection_forward_fp8(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const Fp8<T>> xq,
+                                      Mat<const Fp8<T>> wq, const acc_t<T>* factor, const Rotary<T>& rotary,
+                                      const ValueResidual<T>& residual, double eps) {
+  constexpr const char* name = "attention_projection_forward_fp8";
+  const bool wide = check_shapes(name, qkv, v_out, xq.rows, wq.rows, rotary, residual);
+  if (xq.rows == 0) return;
+  const auto operand = [](Mat<const fp8> q) {
+    return Mat<const e4m3>(reinterpret_cast<const e4m3*>(q.data), q.rows, q.cols, q.ld);
   };
-  if (!bias.empty()) return run(wide ? project<128, false, true> : project<64, false, true>);
-  if (rotary.paired) return run(wide ? project<128, true, false> : project<64, true, false>);
-  run(wide ? project<128, false, false> : project<64, false, false>);
+  const Product<e4m3> product{operand(xq), operand(wq), nullptr, factor};
+  const auto run = [&](auto project) { project(name, stream, qkv, v_out, rstd, product, rotary, residual, eps); };
+  if (rotary.paired) return run(wide ? project<128, true, false, e4m3> : project<64, true, false, e4m3>);
+  run(wide ? project<128, false, false, e4m3> : project<64, false, false, e4m3>);
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
                                            const Rotary<bf16>&, const ValueResidual<bf16>&, double, Vec<const float>);
+template void attention_projection_forward_fp8(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const fp8>, Mat<const fp8>,
+                                               const float*, const Rotary<bf16>&, const ValueResidual<bf16>&, double);
 
 }  // namespace nanorun::kernels::cuda

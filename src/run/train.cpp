@@ -48,6 +48,7 @@ class Training {
   void exchange_requests();
   void synchronise();
   void record_gpus(std::span<const double> sums);
+  void record_saturation();
   void require_tokens();
   void validate();
   Needed needed() const;
@@ -195,6 +196,7 @@ void Training::train_step() {
   progress_.cursor = batch.after;
   progress_.step += 1;
   step_records_.record_step(progress_, seconds, gradient_norm_, learner_.tensor_comm.sent() - before);
+  if (step_records_.due(progress_.step)) record_saturation();
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
@@ -246,7 +248,7 @@ void Training::synchronise() {
     ops::synchronize(context_.stream());
   }
   learner_.tensor_comm.check();
-  learner_.model.mlp_scales().share(comm_);
+  learner_.model.fp8_scales().share(comm_);
   const StepResults own{.loss = learner_.model.loss().value() / length_at(config_, progress_.step),
                         .squares = learner_.optimizer.gradient_squares(),
                         .overflowed = learner_.optimizer.overflowed()};
@@ -266,6 +268,19 @@ void Training::record_gpus(std::span<const double> sums) {
     if (!complaint.empty()) run_.log.line(complaint);
   }
   if (comm_.root() && gpus_.slowest()) run_.trace->add_gpus(progress_.step, gpus_.states());
+}
+
+/// Collective.
+void Training::record_saturation() {
+  const auto record = [&](const char* product, auto& scales) {
+    if (!scales) return;
+    Fp8Saturation sums = scales.take_saturation();
+    comm_.all_reduce(std::span<double>(sums.saturated), Reduce::sum);
+    comm_.all_reduce(std::span<double>(sums.all), Reduce::sum);
+    step_records_.record_line(format_saturation(progress_.step, product, sums));
+  };
+  record("MLP", learner_.model.fp8_scales().mlp);
+  record("QKV", learner_.model.fp8_scales().qkv);
 }
 
 /// Where a rank could not read its part of the next step, the run ends with a checkpoint.

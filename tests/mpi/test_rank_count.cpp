@@ -199,12 +199,12 @@ TEST(RankCount, ScalesOfTheMlpAreThoseOfAllRanks) {
   const auto state_after_a_step = [&](Comm& comm) {
     TinyTraining training(config, tokens_of(config), 299, comm);
     training.run(1);
-    return training.model.mlp_scales().state();
+    return training.model.fp8_scales().state();
   };
   const std::vector<double> many = state_after_a_step(test_comm());
   Comm alone(MPI_COMM_SELF);
   const std::vector<double> one = state_after_a_step(alone);
-  ASSERT_EQ(one.size(), 2u * config.model.layers);
+  ASSERT_EQ(one.size(), 10u * config.model.layers);
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(many[i], one[i], 1e-6 * one[i]) << i;
 }
 
