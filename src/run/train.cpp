@@ -1,6 +1,7 @@
 #include "src/run/train.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -272,15 +273,21 @@ void Training::record_gpus(std::span<const double> sums) {
 
 /// Collective.
 void Training::record_saturation() {
-  const auto record = [&](const char* product, auto& scales) {
-    if (!scales) return;
-    Fp8Saturation sums = scales.take_saturation();
-    comm_.all_reduce(std::span<double>(sums.saturated), Reduce::sum);
-    comm_.all_reduce(std::span<double>(sums.all), Reduce::sum);
-    step_records_.record_line(format_saturation(progress_.step, product, sums));
-  };
-  record("MLP", learner_.model.fp8_scales().mlp);
-  record("QKV", learner_.model.fp8_scales().qkv);
+  auto& scales = learner_.model.fp8_scales();
+  if (!scales.mlp && !scales.qkv) return;
+  Fp8Saturation mlp = scales.mlp.take_saturation(), qkv = scales.qkv.take_saturation();
+  std::array<double, 4 * fp8_counts> sums;
+  std::size_t at = 0;
+  for (auto* const part : {&mlp.saturated, &mlp.all, &qkv.saturated, &qkv.all}) {
+    for (const double value : *part) sums[at++] = value;
+  }
+  comm_.all_reduce(std::span<double>(sums), Reduce::sum);
+  at = 0;
+  for (auto* const part : {&mlp.saturated, &mlp.all, &qkv.saturated, &qkv.all}) {
+    for (double& value : *part) value = sums[at++];
+  }
+  step_records_.record_line(format_saturation(progress_.step, "MLP", mlp));
+  step_records_.record_line(format_saturation(progress_.step, "QKV", qkv));
 }
 
 /// Where a rank could not read its part of the next step, the run ends with a checkpoint.

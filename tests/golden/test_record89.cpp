@@ -249,17 +249,15 @@ Config wide_config() {
   return config;
 }
 
-/// With the MLP in FP8. While the weights are those of the reference up to fp32, few values lie so near the middle of
+/// With products in FP8. While the weights are those of the reference up to fp32, few values lie so near the middle of
 /// two 8-bit values that they round to the other one. Updates then carry these steps of up to 1/8 into all weights, and
 /// these into further roundings.
-void compare_fp8() {
+void compare_fp8(const std::string& name, const Config& config, Start start) {
   SKIP_WITHOUT_HEADS_OF_128(blocks_config())
-  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + "record89_blocks_fp8.json"));
-  Config config = blocks_config();
-  config.train.mlp_precision = MlpPrecision::fp8;
+  const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
   training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());
-  make_alive(training);
+  if (start == Start::alive) make_alive(training);
   double worst[3] = {};
   for (int step = 0; step < 20; ++step) {
     const int phase = std::min(step, 2);
@@ -472,7 +470,20 @@ TEST(Record89, BlocksWithoutZeroStarts) { compare("record89_blocks_alive", block
 TEST(Record89, BlocksWithHeadsOf128) {
   compare("record89_blocks_wide", wide_config(), Start::alive, computes_in_fp32 ? Tolerance{} : bf16_tolerance);
 }
-TEST(Record89, BlocksWithFp8Mlp) { compare_fp8(); }
+TEST(Record89, BlocksWithFp8Mlp) {
+  Config config = blocks_config();
+  config.train.mlp_precision = MlpPrecision::fp8;
+  compare_fp8("record89_blocks_fp8", config, Start::alive);
+}
+TEST(Record89, BlocksWithFp8InBothPasses) {
+  Config fixed = blocks_config(), delayed = fixed, zero = fixed;
+  fixed.fp8 = {fixed_fp8_mlp, fixed_fp8_qkv};
+  zero.fp8.mlp = fixed_fp8_mlp;
+  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive);
+  compare_fp8("record89_blocks_fp8_zero", zero, Start::with_zeros);
+  delayed.fp8.mlp = delayed_fp8_mlp;
+  compare_fp8("record89_blocks_fp8_delayed", delayed, Start::alive);
+}
 TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), Start::with_zeros); }
 TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), Start::alive); }
 
