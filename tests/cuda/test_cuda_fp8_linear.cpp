@@ -126,6 +126,35 @@ class Mlp {
   enum Scale { one, of_h, of_d, scales };
   enum Factor { product, inverse_h, scale_h, inverse_d, factors };
 
+  /// One side's memory and ops.
+  struct Host {
+    Mlp* mlp;
+    float type = 0;
+    float *maxima = mlp->host_maxima.data(), *factors = mlp->host_factors.data(), *factor = mlp->host_factor.data();
+    std::uint64_t* saturated = &mlp->host_saturated[2];
+    template <class X>
+    auto operator()(X& x) const {
+      return x.host();
+    }
+    void quantise(std::span<const Fp8Quantisation<float>> q, std::span<const Fp8Factor<float>> f) const {
+      portable::fp8_quantise<float>({}, q, f);
+    }
+  };
+  struct Device {
+    Mlp* mlp;
+    bf16 type{};
+    float *maxima = mlp->device_maxima.data(), *factors = mlp->device_factors.data(),
+          *factor = mlp->device_factor.data();
+    std::uint64_t* saturated = mlp->device_saturated.data() + 2;
+    template <class X>
+    auto operator()(X& x) const {
+      return x.device();
+    }
+    void quantise(std::span<const Fp8Quantisation<bf16>> q, std::span<const Fp8Factor<float>> f) const {
+      fp8_quantise<bf16>({}, q, f);
+    }
+  };
+
   void quantise() {
     const auto make = [&](auto side) {
       using T = decltype(side.type);
@@ -217,35 +246,6 @@ class Mlp {
     for (const float value : x.host_flat()) squares += static_cast<double>(value) * value;
     x.expect_match(name, absolute * std::sqrt(squares / static_cast<double>(x.host_flat().size())), relative);
   }
-
-  /// One side's memory and ops.
-  struct Host {
-    Mlp* mlp;
-    float type = 0;
-    float *maxima = mlp->host_maxima.data(), *factors = mlp->host_factors.data(), *factor = mlp->host_factor.data();
-    std::uint64_t* saturated = &mlp->host_saturated[2];
-    template <class X>
-    auto operator()(X& x) const {
-      return x.host();
-    }
-    void quantise(std::span<const Fp8Quantisation<float>> q, std::span<const Fp8Factor<float>> f) const {
-      portable::fp8_quantise<float>({}, q, f);
-    }
-  };
-  struct Device {
-    Mlp* mlp;
-    bf16 type{};
-    float *maxima = mlp->device_maxima.data(), *factors = mlp->device_factors.data(),
-          *factor = mlp->device_factor.data();
-    std::uint64_t* saturated = mlp->device_saturated.data() + 2;
-    template <class X>
-    auto operator()(X& x) const {
-      return x.device();
-    }
-    void quantise(std::span<const Fp8Quantisation<bf16>> q, std::span<const Fp8Factor<float>> f) const {
-      fp8_quantise<bf16>({}, q, f);
-    }
-  };
 
   Shape s;
   Fp8Format format;

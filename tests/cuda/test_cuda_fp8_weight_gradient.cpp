@@ -144,15 +144,12 @@ TEST(CudaFp8WeightGradient, RejectsUnalignedRows) {
   const test::DeviceVector<e5m2> g(64 * 64);
   const test::DeviceVector<e4m3> x_t(64 * 64);
   const test::DeviceVector<float> d_w(64 * 64);
-  EXPECT_THROW(fp8_weight_gradient<e5m2, e4m3>({}, {d_w.data(), 24, 16, 18}, Output::overwrite, 1,
-                                               {g.data(), 16, 24, 48}, {x_t.data(), 16, 16}),
-               std::invalid_argument);
-  EXPECT_THROW(fp8_weight_gradient<e5m2, e4m3>({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24},
-                                               {x_t.data(), 16, 16}),
-               std::invalid_argument);
-  EXPECT_THROW(fp8_weight_gradient<e5m2, e4m3>({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24, 48},
-                                               {x_t.data(), 16, 16, 24}),
-               std::invalid_argument);
+  const auto compute = [](Mat<float> out, Mat<const e5m2> a, Mat<const e4m3> b_t) {
+    fp8_weight_gradient<e5m2, e4m3>({}, out, Output::overwrite, 1, a, b_t);
+  };
+  EXPECT_THROW(compute({d_w.data(), 24, 16, 18}, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16}), std::invalid_argument);
+  EXPECT_THROW(compute({d_w.data(), 24, 16}, {g.data(), 16, 24}, {x_t.data(), 16, 16}), std::invalid_argument);
+  EXPECT_THROW(compute({d_w.data(), 24, 16}, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16, 24}), std::invalid_argument);
 }
 
 }  // namespace
