@@ -252,7 +252,8 @@ Config wide_config() {
 /// With products in FP8. While the weights are those of the reference up to fp32, few values lie so near the middle of
 /// two 8-bit values that they round to the other one. Updates then carry these steps of up to 1/8 into all weights, and
 /// these into further roundings.
-void compare_fp8(const std::string& name, const Config& config, Start start) {
+void compare_fp8(const std::string& name, const Config& config, Start start, const NormTolerance& gradient = {5e-3},
+                 const NormTolerance& final = {2e-2}) {
   SKIP_WITHOUT_HEADS_OF_128(blocks_config())
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
@@ -267,13 +268,13 @@ void compare_fp8(const std::string& name, const Config& config, Start start) {
     if (step == 0) {
       expect_norms(
           training.table, [&](const Parameter& p) { return training.gradient_norm(p) / 2; },
-          golden.at("gradient_norms").at("0"), {5e-3}, 1e-3, "gradient norm, step 0");
+          golden.at("gradient_norms").at("0"), gradient, 1e-3, "gradient norm, step 0");
     }
     training.update();
   }
   std::printf("largest difference, loss: %.1e in step 0, %.1e in step 1, %.1e later\n", worst[0], worst[1], worst[2]);
   expect_norms(
-      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"), {2e-2},
+      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"), final,
       1e-9, "final norm");
 }
 
@@ -479,7 +480,9 @@ TEST(Record89, BlocksWithFp8InBothPasses) {
   Config fixed = blocks_config(), delayed = fixed, zero = fixed;
   fixed.fp8 = {fixed_fp8_mlp, fixed_fp8_qkv};
   zero.fp8.mlp = fixed_fp8_mlp;
-  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive);
+  // With QKV in e4m3 too, norms of scalars' gradients in the reference in fp32 are up to 5.6e-3 from those in double in
+  // step 0, and final norms up to 9e-2.
+  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive, {5e-3, 1.1e-2}, {2e-2, 5e-2});
   compare_fp8("record89_blocks_fp8_zero", zero, Start::with_zeros);
   delayed.fp8.mlp = delayed_fp8_mlp;
   compare_fp8("record89_blocks_fp8_delayed", delayed, Start::alive);
