@@ -84,7 +84,7 @@ TEST(ConfigFp8, ErrorsNameThePlace) {
 
 TEST(ConfigFp8, RulesOfProducts) {
   EXPECT_EQ(broken({"fp8.mlp.forward=working"}), "d.toml:3: fp8.mlp.gradient needs fp8.mlp.forward = \"e4m3\"");
-  EXPECT_EQ(broken({"fp8.qkv.scales=exact"}), "d.toml:15: fp8.qkv.scale_x needs fp8.qkv.scales = \"fixed\"");
+  EXPECT_EQ(broken({"fp8.qkv.scales=exact"}), "d.toml:16: fp8.qkv.scale_x needs fp8.qkv.scales = \"fixed\"");
   EXPECT_EQ(broken({"fp8.mlp.gradient=working"}),
             "d.toml:6: fp8.mlp.scale_g needs fp8.mlp.gradient = \"e4m3\" or \"e5m2\"");
   EXPECT_EQ(
@@ -95,7 +95,8 @@ TEST(ConfigFp8, RulesOfProducts) {
       broken({"train.mlp_precision=fp8", "fp8.mlp.forward=working", "fp8.mlp.gradient=working", "fp8.mlp.scale_g=0"}),
       "")
       << "QKV may be quantised beside it";
-  const std::vector<std::string> plain{"model.residual=plain", "model.value_path=none", "model.norm_gains=true"};
+  const std::vector<std::string> plain{"fp8.mlp.forward=working", "fp8.mlp.gradient=working", "fp8.mlp.scale_g=0",
+                                       "model.residual=plain",    "model.value_path=none",    "model.norm_gains=true"};
   EXPECT_NE(broken(plain).find("fp8.qkv.forward = \"e4m3\" computes neither model.biases nor model.norm_gains"),
             std::string::npos);
 }

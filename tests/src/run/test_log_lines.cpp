@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "src/optimizer/hyperparameters.hpp"
+
 namespace nanorun {
 namespace {
 
