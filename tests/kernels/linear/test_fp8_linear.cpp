@@ -43,78 +43,105 @@ Mat<T> matrix(test::Vector<T>& values, int m, int n) {
   return {values.data(), m, n};
 }
 
+/// Both passes in the memory of one type.
+template <class T>
+class Passes {
+ public:
+  /// What is added to begins with `before`.
+  Passes(const Problem& p, Output output, double before) : p_(p), output_(output) {
+    if (output == Output::overwrite) return;
+    for (test::Vector<T>* const values : {&out_, &d_w_in_, &d_w_out_, &d_n_}) {
+      std::ranges::fill(*values, static_cast<T>(before));
+    }
+  }
+
+  Result run() {
+    quantise();
+    forward_and_backward();
+    r_.hq = test::convert<double>(hq_);
+    r_.out = test::convert<double>(out_);
+    r_.dq = test::convert<double>(dq_);
+    r_.d_w_in = test::convert<double>(d_w_in_);
+    r_.d_w_out = test::convert<double>(d_w_out_);
+    r_.d_n = test::convert<double>(d_n_);
+    r_.largest_h = largest_[0];
+    r_.largest_d_z = largest_[1];
+    return r_;
+  }
+
+ private:
+  Fp8Scale<T> scale(Maximum of) const { return {&maxima_[of]}; }
+  T* factor(Factor of) { return &factors_[of]; }
+
+  void quantise() {
+    const Fp8Quantisation<T> quantisations[] = {{.x = matrix(n_, rows, width),
+                                                 .q = matrix(xq_, rows, width),
+                                                 .q_t = matrix(xt_, width, rows),
+                                                 .scale = scale(of_n),
+                                                 .saturated = &r_.saturated[0]},
+                                                {.x = matrix(w_in_, hidden, width),
+                                                 .q = matrix(w1_, hidden, width),
+                                                 .q_t = matrix(w1t_, width, hidden),
+                                                 .scale = scale(of_w_in)},
+                                                {.x = matrix(w_out_, width, hidden),
+                                                 .q = matrix(w2_, width, hidden),
+                                                 .q_t = matrix(w2t_, hidden, width),
+                                                 .scale = scale(of_w_out)},
+                                                {.x = matrix(d_out_, rows, width),
+                                                 .q = matrix(gq_, rows, width),
+                                                 .q_t = matrix(gt_, width, rows),
+                                                 .scale = scale(of_d_out),
+                                                 .format = p_.format,
+                                                 .factor = one_.data(),
+                                                 .saturated = &r_.saturated[2]}};
+    const Fp8Factor<T> products[] = {{factor(n_w_in), scale(of_n), scale(of_w_in)},
+                                     {.to = factor(inverse_h), .a = scale(of_h), .inverse = true},
+                                     {factor(h_w_out), scale(of_h), scale(of_w_out)},
+                                     {.to = factor(only_h), .a = scale(of_h)},
+                                     {factor(d_out_w_out), scale(of_d_out), scale(of_w_out)},
+                                     {.to = factor(inverse_d), .a = scale(of_d_hidden), .inverse = true},
+                                     {factor(d_out_h), scale(of_d_out), scale(of_h)},
+                                     {factor(d_n), scale(of_d_hidden), scale(of_n)},
+                                     {factor(d_w_in), scale(of_d_hidden), scale(of_w_in)}};
+    fp8_quantise<T>({}, quantisations, products);
+  }
+
+  void forward_and_backward() {
+    const auto e4m3 = Fp8Format::e4m3;
+    fp8_relu2_forward<T>({}, matrix(hq_, rows, hidden), {factor(inverse_h), &largest_[0], &r_.saturated[1]},
+                         matrix(xq_, rows, width), matrix(w1_, hidden, width), factor(n_w_in));
+    fp8_linear_forward<T>({}, matrix(out_, rows, width), matrix(hq_, rows, hidden), matrix(w2_, width, hidden),
+                          factor(h_w_out), output_);
+    fp8_relu2_backward<T>({}, matrix(dq_, rows, hidden), {factor(inverse_d), &largest_[1], &r_.saturated[3]},
+                          matrix(gq_, rows, width), p_.format, matrix(w2t_, hidden, width), factor(d_out_w_out),
+                          matrix(hq_, rows, hidden), factor(only_h));
+    fp8_linear_backward_weight<T>({}, matrix(d_w_out_, width, hidden), true, matrix(hq_, rows, hidden), e4m3,
+                                  matrix(gt_, width, rows), p_.format, factor(d_out_h), output_, {});
+    fp8_linear_backward_weight<T>({}, matrix(d_w_in_, hidden, width), false, matrix(dq_, rows, hidden), p_.format,
+                                  matrix(xt_, width, rows), e4m3, factor(d_n), output_, {});
+    fp8_linear_backward_input<T>({}, matrix(d_n_, rows, width), matrix(dq_, rows, hidden), p_.format,
+                                 matrix(w1t_, width, hidden), factor(d_w_in), output_);
+  }
+
+  static test::Vector<T> poisoned(int size) { return test::poisoned<T>(size); }
+
+  const Problem& p_;
+  Output output_;
+  Result r_;
+  test::Vector<T> n_ = test::convert<T>(p_.n), w_in_ = test::convert<T>(p_.w_in), w_out_ = test::convert<T>(p_.w_out),
+                  d_out_ = test::convert<T>(p_.d_out);
+  test::Vector<T> maxima_ =
+      test::convert<T>(test::Vector<double>{448 * p_.n_scale, 448 * p_.w_in_scale, 448 * p_.h_scale,
+                                            448 * p_.w_out_scale, 448 * p_.d_out_scale, 448 * p_.d_hidden_scale});
+  test::Vector<T> factors_ = poisoned(9), one_{static_cast<T>(p_.factor)}, largest_ = test::Vector<T>(2);
+  test::Vector<T> xq_ = poisoned(rows * width), xt_ = xq_, gq_ = xq_, gt_ = xq_, out_ = xq_, d_n_ = xq_;
+  test::Vector<T> w1_ = poisoned(hidden * width), w1t_ = w1_, w2_ = w1_, w2t_ = w1_, d_w_in_ = w1_, d_w_out_ = w1_;
+  test::Vector<T> hq_ = poisoned(rows * hidden), dq_ = hq_;
+};
+
 template <class T>
 Result compute(const Problem& p, Output output = Output::overwrite, double before = 0) {
-  test::Vector<T> n = test::convert<T>(p.n), w_in = test::convert<T>(p.w_in), w_out = test::convert<T>(p.w_out),
-                  d_out = test::convert<T>(p.d_out);
-  const double scales[] = {p.n_scale, p.w_in_scale, p.h_scale, p.w_out_scale, p.d_out_scale, p.d_hidden_scale};
-  test::Vector<T> maxima, factors = test::poisoned<T>(9), one{static_cast<T>(p.factor)}, largest(2);
-  for (const double scale : scales) maxima.push_back(static_cast<T>(448 * scale));
-  const auto scale = [&](Maximum of) { return Fp8Scale<T>{&maxima[of]}; };
-  const auto poisoned = [](int size) { return test::poisoned<T>(size); };
-  test::Vector<T> xq = poisoned(rows * width), xt = poisoned(rows * width), w1 = poisoned(hidden * width),
-                  w1t = poisoned(hidden * width), w2 = poisoned(hidden * width), w2t = poisoned(hidden * width),
-                  gq = poisoned(rows * width), gt = poisoned(rows * width), hq = poisoned(rows * hidden),
-                  dq = poisoned(rows * hidden);
-  test::Vector<T> out(rows * width, before), d_w1(hidden * width, before), d_w2(hidden * width, before),
-      d_x(rows * width, before);
-  if (output == Output::overwrite) {
-    for (auto* values : {&out, &d_w1, &d_w2, &d_x}) *values = poisoned(static_cast<int>(values->size()));
-  }
-  Result r;
-  const Fp8Quantisation<T> quantisations[] = {{.x = matrix(n, rows, width),
-                                               .q = matrix(xq, rows, width),
-                                               .q_t = matrix(xt, width, rows),
-                                               .scale = scale(of_n),
-                                               .saturated = &r.saturated[0]},
-                                              {.x = matrix(w_in, hidden, width),
-                                               .q = matrix(w1, hidden, width),
-                                               .q_t = matrix(w1t, width, hidden),
-                                               .scale = scale(of_w_in)},
-                                              {.x = matrix(w_out, width, hidden),
-                                               .q = matrix(w2, width, hidden),
-                                               .q_t = matrix(w2t, hidden, width),
-                                               .scale = scale(of_w_out)},
-                                              {.x = matrix(d_out, rows, width),
-                                               .q = matrix(gq, rows, width),
-                                               .q_t = matrix(gt, width, rows),
-                                               .scale = scale(of_d_out),
-                                               .format = p.format,
-                                               .factor = one.data(),
-                                               .saturated = &r.saturated[2]}};
-  const Fp8Factor<T> products[] = {{&factors[n_w_in], scale(of_n), scale(of_w_in)},
-                                   {.to = &factors[inverse_h], .a = scale(of_h), .inverse = true},
-                                   {&factors[h_w_out], scale(of_h), scale(of_w_out)},
-                                   {.to = &factors[only_h], .a = scale(of_h)},
-                                   {&factors[d_out_w_out], scale(of_d_out), scale(of_w_out)},
-                                   {.to = &factors[inverse_d], .a = scale(of_d_hidden), .inverse = true},
-                                   {&factors[d_out_h], scale(of_d_out), scale(of_h)},
-                                   {&factors[d_n], scale(of_d_hidden), scale(of_n)},
-                                   {&factors[d_w_in], scale(of_d_hidden), scale(of_w_in)}};
-  fp8_quantise<T>({}, quantisations, products);
-  const auto e4m3 = Fp8Format::e4m3;
-  fp8_relu2_forward<T>({}, matrix(hq, rows, hidden), {&factors[inverse_h], &largest[0], &r.saturated[1]},
-                       matrix(xq, rows, width), matrix(w1, hidden, width), &factors[n_w_in]);
-  fp8_linear_forward<T>({}, matrix(out, rows, width), matrix(hq, rows, hidden), matrix(w2, width, hidden),
-                        &factors[h_w_out], output);
-  fp8_relu2_backward<T>({}, matrix(dq, rows, hidden), {&factors[inverse_d], &largest[1], &r.saturated[3]},
-                        matrix(gq, rows, width), p.format, matrix(w2t, hidden, width), &factors[d_out_w_out],
-                        matrix(hq, rows, hidden), &factors[only_h]);
-  fp8_linear_backward_weight<T>({}, matrix(d_w2, width, hidden), true, matrix(hq, rows, hidden), e4m3,
-                                matrix(gt, width, rows), p.format, &factors[d_out_h], output, {});
-  fp8_linear_backward_weight<T>({}, matrix(d_w1, hidden, width), false, matrix(dq, rows, hidden), p.format,
-                                matrix(xt, width, rows), e4m3, &factors[d_n], output, {});
-  fp8_linear_backward_input<T>({}, matrix(d_x, rows, width), matrix(dq, rows, hidden), p.format,
-                               matrix(w1t, width, hidden), &factors[d_w_in], output);
-  r.hq = test::convert<double>(hq);
-  r.out = test::convert<double>(out);
-  r.dq = test::convert<double>(dq);
-  r.d_w_in = test::convert<double>(d_w1);
-  r.d_w_out = test::convert<double>(d_w2);
-  r.d_n = test::convert<double>(d_x);
-  r.largest_h = largest[0];
-  r.largest_d_z = largest[1];
-  return r;
+  return Passes<T>(p, output, before).run();
 }
 
 /// The value in 8 bits of a / s, by the table of the format's values; counts those beyond it.
