@@ -2,7 +2,7 @@
 
 import re
 
-from harness import losses, restarted_from
+from harness import losses, restarted_from, small_run
 from small_record89 import STEPS, Record89FaultTest
 
 FP8 = ("train.mlp_precision=working", "fp8.mlp.forward=e4m3", "fp8.mlp.gradient=e5m2", "fp8.mlp.scales=delayed",
@@ -36,13 +36,13 @@ class Fp8(Record89FaultTest):
         self.train(2, "stop.step=3", code=75)
         job = self.train(2, *FP8, "stop.step=5", code=75)
         self.assertEqual(restarted_from(job), 3)
-        self.assertIn('fp8.mlp.forward: "working" -> "e4m3"', job.output)
+        self.assertIn('fp8.mlp.forward: "working" -> "e4m3"', job.text())
         job = self.train(1, *FP8[:2], "fp8.mlp.gradient=e4m3", "stop.step=7", code=75)
         self.assertEqual(restarted_from(job), 5)
-        self.assertIn('fp8.mlp.gradient: "e5m2" -> "e4m3"', job.output)
+        self.assertIn('fp8.mlp.gradient: "e5m2" -> "e4m3"', job.text())
         job = self.train(1)
         self.assertEqual(restarted_from(job), 7)
-        self.assertIn('train.mlp_precision: "working" -> "fp8"', job.output)
+        self.assertIn('train.mlp_precision: "working" -> "fp8"', job.text())
         self.verify(self.checkpoint(5), self.checkpoint(7), self.checkpoint(STEPS))
 
     def test_log(self):
@@ -59,3 +59,7 @@ class Fp8(Record89FaultTest):
         tiny = self.train(1, *FP8, "run.name=tiny", "fp8.qkv.scale_g=1e-12", "train.steps=20", "stop.step=1", code=75).text()
         values = re.search(r"QKV: .*gradient of values ([0-9.e+-]+)$", tiny, re.MULTILINE)
         self.assertGreater(float(values[1]), 0.5)
+
+
+if __name__ == "__main__":
+    small_run.main()
