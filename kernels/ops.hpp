@@ -14,6 +14,7 @@
 #include "kernels/device/types.hpp"
 #include "kernels/device/wire.hpp"
 #include "kernels/linear/bias.hpp"
+#include "kernels/linear/fp8_linear.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
 #include "kernels/lm_head/candidate_rows.hpp"

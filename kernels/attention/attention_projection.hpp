@@ -6,6 +6,7 @@
 #include "kernels/attention/attention_input.hpp"
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
+#include "kernels/linear/fp8_scale.hpp"
 
 namespace nanorun::kernels {
 
@@ -20,6 +21,13 @@ NANORUN_DECLARE_OPS({
   void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const T> x,
                                     Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual,
                                     double eps, Vec<const std::type_identity_t<acc_t<T>>> bias = {});
+
+  /// The same of *factor xq wqᵀ in the place of x wᵀ + bias, with operands of e4m3 as kernels/linear/fp8_linear.hpp has
+  /// them; wq in Fp8Rows::plain. CUDA: K is a multiple of 128.
+  template <class T>
+  void attention_projection_forward_fp8(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd,
+                                        Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,
+                                        const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps);
 })
 
 }  // namespace nanorun::kernels

@@ -18,11 +18,11 @@ using namespace sm90;
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
 /// a tile may be one of keys and the second one of values. `narrow`: heads may have dead dims, and any dims may stand
 /// still.
-template <int head_dim, bool paired, bool has_bias, bool narrow = false>
+template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
-  using Operand = bf16;
+  using Operand = Operands;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
 
@@ -33,6 +33,7 @@ struct AttentionProjection {
   Mat<const float> cos, sin;
   ValueResidual<bf16> residual;
   const float* bias;
+  const float* factor;            ///< of the sums of products in 8 bits
   bool adds_source, adds_itself;  ///< whether the second source of the values is another tensor, or v itself
   int tokens, width;
   int live, first_still;  ///< L and S of attention_input.hpp, multiples of 8
@@ -43,6 +44,11 @@ struct AttentionProjection {
   __device__ __forceinline__ void epilogue(WarpTile& tile, Fragment& sums) const {
     if (tile.col >= 3 * width) return;
     if (has_bias) add_bias(tile.col, sums);
+    if constexpr (is_fp8<AttentionProjection>) {
+      const float f = *factor;
+#pragma unroll
+      for (float& sum : sums) sum *= f;
+    }
 #pragma unroll
     for (int head = 0; head < tile_n / head_dim; ++head) {
       if (tile.col + head * head_dim < 2 * width) norm_rotate(tile, head, sums + head * head_dim / 2);
@@ -220,13 +226,22 @@ struct AttentionProjection {
   }
 };
 
-template <int head_dim, bool paired, bool has_bias, bool narrow = false>
-void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd, Mat<const bf16> x,
-             Mat<const bf16> w, const float* bias, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
+/// The operands, and what the epilogue takes beside them: a bias, or in 8 bits a factor.
+template <class Operands>
+struct Product {
+  Mat<const Operands> x, w;
+  const float *bias = nullptr, *factor = nullptr;
+};
+
+template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands>
+void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd,
+             const Product<Operands>& product, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
-  AttentionProjection<head_dim, paired, has_bias, narrow> op{};
-  op.bias = bias;
+  const Mat<const Operands>& x = product.x;
+  AttentionProjection<head_dim, paired, has_bias, narrow, Operands> op{};
+  op.bias = product.bias;
+  op.factor = product.factor;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
   if (rotary.key_offset) {
     const Mat<bf16> keys = qkv.col_block(width, width);
@@ -249,7 +264,44 @@ void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Ma
   op.tokens = x.rows;
   op.width = width;
   op.eps = static_cast<float>(eps);
-  launch_gemm(name, stream, op, qkv.cols, x, w);
+  launch_gemm(name, stream, op, qkv.cols, x, product.w);
+}
+
+struct Heads {
+  bool wide;    ///< of 128 columns; else of 64
+  bool narrow;  ///< with dead dims, or others than the second half of the dims standing still
+};
+
+/// Throws where the shapes are not those that the kernels take.
+Heads heads_of(const char* name, [[maybe_unused]] Mat<bf16> qkv, Mat<bf16> v_out, [[maybe_unused]] int tokens,
+               [[maybe_unused]] int rows_of_w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual) {
+  const auto refuse = [&](const char* why) { throw std::invalid_argument(std::string(name) + ": " + why); };
+  const int width = v_out.cols, half = width / rotary.heads / 2;
+  assert(qkv.cols == 3 * width && rows_of_w == 3 * width && qkv.rows == tokens + (rotary.key_offset ? 1 : 0));
+  const Heads heads{width == rotary.heads * 128,
+                    rotary.live(half) < half || (rotary.key_offset && rotary.first_still(half) != half / 2)};
+  if (!heads.wide && width != rotary.heads * 64) refuse("heads must be 64 or 128 wide");
+  if (!heads.wide && rotary.key_offset) refuse("heads with a key offset must be 128 wide");
+  if (!heads.wide && heads.narrow) refuse("heads with dead dims must be 128 wide");
+  if (heads.narrow && (rotary.live(half) % 8 != 0 || rotary.first_still(half) % 8 != 0)) {
+    refuse("live and turning pairs must be multiples of 8");
+  }
+  if (rotary.paired && rotary.heads % 2 != 0) refuse("a head has no pair");
+  require_vectors(name, rotary.cos);
+  require_vectors(name, rotary.sin);
+  require_vectors(name, residual.source);
+  return heads;
+}
+
+/// Calls run with the kernel for such heads without a bias.
+template <class Operands, class Run>
+void choose(Heads heads, bool paired, const Run& run) {
+  if (heads.narrow) {
+    return run(paired ? project<128, true, false, true, Operands> : project<128, false, false, true, Operands>);
+  }
+  if (paired)
+    return run(heads.wide ? project<128, true, false, false, Operands> : project<64, true, false, false, Operands>);
+  run(heads.wide ? project<128, false, false, false, Operands> : project<64, false, false, false, Operands>);
 }
 
 }  // namespace
@@ -259,36 +311,37 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
                                   Mat<const T> w, const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps,
                                   Vec<const std::type_identity_t<acc_t<T>>> bias) {
   constexpr const char* name = "attention_projection_forward";
-  const int width = v_out.cols;
-  assert(qkv.cols == 3 * width && w.rows == 3 * width && qkv.rows == x.rows + (rotary.key_offset ? 1 : 0));
-  const bool wide = width == rotary.heads * 128;
-  if (!wide && width != rotary.heads * 64)
-    throw std::invalid_argument(std::string(name) + ": heads must be 64 or 128 wide");
-  if (!wide && rotary.key_offset)
-    throw std::invalid_argument(std::string(name) + ": heads with a key offset must be 128 wide");
-  const int half = width / rotary.heads / 2;
-  const bool is_narrow = rotary.live(half) < half || (rotary.key_offset && rotary.first_still(half) != half / 2);
-  if (is_narrow && (!wide || !bias.empty()))
-    throw std::invalid_argument(std::string(name) + ": heads with dead dims must be 128 wide, without a bias");
-  if (is_narrow && (rotary.live(half) % 8 != 0 || rotary.first_still(half) % 8 != 0))
-    throw std::invalid_argument(std::string(name) + ": live and turning pairs must be multiples of 8");
+  const Heads heads = heads_of(name, qkv, v_out, x.rows, w.rows, rotary, residual);
+  if (heads.narrow && !bias.empty())
+    throw std::invalid_argument(std::string(name) + ": heads with dead dims have no bias");
   if (rotary.paired && !bias.empty()) throw std::invalid_argument(std::string(name) + ": paired heads have no bias");
-  if (rotary.paired && rotary.heads % 2 != 0) throw std::invalid_argument(std::string(name) + ": a head has no pair");
-  require_vectors(name, rotary.cos);
-  require_vectors(name, rotary.sin);
-  require_vectors(name, residual.source);
   require_bias(name, bias);
   if (x.rows == 0) return;
-  const auto run = [&](auto project) {
-    project(name, stream, qkv, v_out, rstd, x, w, bias.data(), rotary, residual, eps);
+  const Product<bf16> product{x, w, bias.data()};
+  const auto run = [&](auto project) { project(name, stream, qkv, v_out, rstd, product, rotary, residual, eps); };
+  if (!bias.empty())
+    return run(heads.wide ? project<128, false, true, false, bf16> : project<64, false, true, false, bf16>);
+  choose<bf16>(heads, rotary.paired, run);
+}
+
+template <class T>
+void attention_projection_forward_fp8(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const Fp8<T>> xq,
+                                      Mat<const Fp8<T>> wq, const acc_t<T>* factor, const Rotary<T>& rotary,
+                                      const ValueResidual<T>& residual, double eps) {
+  constexpr const char* name = "attention_projection_forward_fp8";
+  const Heads heads = heads_of(name, qkv, v_out, xq.rows, wq.rows, rotary, residual);
+  if (xq.rows == 0) return;
+  const auto operand = [](Mat<const fp8> q) {
+    return Mat<const e4m3>(reinterpret_cast<const e4m3*>(q.data), q.rows, q.cols, q.ld);
   };
-  if (is_narrow) return run(rotary.paired ? project<128, true, false, true> : project<128, false, false, true>);
-  if (!bias.empty()) return run(wide ? project<128, false, true> : project<64, false, true>);
-  if (rotary.paired) return run(wide ? project<128, true, false> : project<64, true, false>);
-  run(wide ? project<128, false, false> : project<64, false, false>);
+  const Product<e4m3> product{operand(xq), operand(wq), nullptr, factor};
+  choose<e4m3>(heads, rotary.paired,
+               [&](auto project) { project(name, stream, qkv, v_out, rstd, product, rotary, residual, eps); });
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,
                                            const Rotary<bf16>&, const ValueResidual<bf16>&, double, Vec<const float>);
+template void attention_projection_forward_fp8(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const fp8>, Mat<const fp8>,
+                                               const float*, const Rotary<bf16>&, const ValueResidual<bf16>&, double);
 
 }  // namespace nanorun::kernels::cuda

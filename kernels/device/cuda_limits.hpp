@@ -23,4 +23,7 @@ inline constexpr int max_composition_window = 112;
 /// Most columns of the logits.
 inline constexpr int max_vocabulary = 113000;
 
+/// Every side of a product of 8-bit operands under [fp8.<product>] is a multiple of it.
+inline constexpr int fp8_width = 128;
+
 }  // namespace nanorun::kernels::cuda

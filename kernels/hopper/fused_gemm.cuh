@@ -1,15 +1,15 @@
 #pragma once
-// Persistent, warp-specialised GEMM by TMA and wgmma of operands in bf16 or e4m3, with a fused epilogue that works on
+// Persistent, warp-specialised GEMM by TMA and wgmma of operands in bf16 or fp8, with a fused epilogue that works on
 // the accumulator in registers. The scheme is the ping-pong kernel of CUTLASS on Hopper:
 // - Persistent thread blocks of tile 192 x 128 x 64, two to a cluster, which go through the tiles with a fixed stride.
-//   The blocks of a cluster take neighbouring columns of the same rows, and share a by TMA multicast. Of e4m3 a tile is
+//   The blocks of a cluster take neighbouring columns of the same rows, and share a by TMA multicast. Of fp8 a tile is
 //   128 deep: each pair of bytes lies where a bf16 would.
 // - In a block the producer warpgroup loads k-tiles; two consumer warpgroups compute every other tile each. They take
 //   turns: while one multiplies, the other is in its epilogue.
 // - The epilogue stores, and may load, through shared memory, warp by warp; or it stores from registers.
 //
 // An op is a struct that is passed to the kernel by value:
-//   using Operand;                         type of a and b, bf16 or e4m3
+//   using Operand;                         type of a and b, bf16 or e4m3; or e5m2 of a, where b is e4m3
 //   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N], of bf16 only
 //   static constexpr bool last_rows_first;  the order of the tiles: where the operand was written from its first row to
 //                                          its last, L2 still holds the last
@@ -29,7 +29,7 @@ namespace nanorun::kernels::cuda::fused {
 
 constexpr int part_rows = 64;                                              // rows of one wgmma
 constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
-constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of e4m3
+constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
 constexpr int stages = 4;
 constexpr int cluster = 2;  // thread blocks, which share a
 constexpr int consumers = 2;
@@ -38,6 +38,11 @@ constexpr int warps = consumers * 4, warp_rows = 16;  // warps of the consumers,
 constexpr int producer_registers = 24, consumer_registers = 240;
 /// A thread's accumulator fragment of one part of a tile, see wgmma.cuh.
 using Fragment = sm90::Accumulator<tile_n>;
+template <class Op>
+inline constexpr bool is_fp8 = sizeof(typename Op::Operand) == 1;
+/// Type of b.
+template <class Op>
+using OperandB = std::conditional_t<is_fp8<Op>, e4m3, typename Op::Operand>;
 /// A warp's rows of one part.
 using StagedRows = std::byte[sm90::column_bytes(warp_rows) * tile_n / panel_columns];
 
@@ -155,9 +160,9 @@ __device__ __forceinline__ void multiply(Fragment (&accumulator)[tile_parts], co
 #pragma unroll
     for (int part = 0; part < tile_parts; ++part) {
       const std::uint64_t a_k = sm90::advance_descriptor(a_at, sm90::column_bytes(part_rows) * part + 2 * k);
-      if constexpr (std::is_same_v<typename Op::Operand, e4m3>) {
+      if constexpr (is_fp8<Op>) {
         static_assert(Op::b_major == sm90::Major::k);
-        sm90::wgmma_e4m3(accumulator[part], a_k, b_k, accumulate || k > 0);
+        sm90::wgmma_fp8<typename Op::Operand>(accumulator[part], a_k, b_k, accumulate || k > 0);
       } else {
         sm90::wgmma<sm90::Major::k, Op::b_major>(accumulator[part], a_k, b_k, accumulate || k > 0);
       }
@@ -258,15 +263,17 @@ inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_row
 
 /// How TMA loads an operand: as it is, or by pairs of bytes, whose values do not matter to it.
 inline Mat<const bf16> loaded(Mat<const bf16> x) { return x; }
-inline Mat<const bf16> loaded(Mat<const e4m3> x) {
+template <class F>
+Mat<const bf16> loaded(Mat<const F> x) {
+  static_assert(sizeof(F) == 1);
   return {reinterpret_cast<const bf16*>(x.data), x.rows, x.cols / 2, x.ld / 2};
 }
 
 /// The GEMM of a [M, K] and b with `cols` = N columns. Throws std::invalid_argument unless K is a multiple of 64, of
-/// 128 for e4m3, and rows are aligned to 16 bytes.
+/// 128 for fp8, and rows are aligned to 16 bytes.
 template <class Op>
 void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
-                 Mat<const typename Op::Operand> b_operand) {
+                 Mat<const OperandB<Op>> b_operand) {
   constexpr int shared_bytes = sizeof(Shared);
   const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
   static_assert(shared_bytes <= 227 * 1024);

@@ -116,15 +116,24 @@ __device__ __forceinline__ void wgmma(Accumulator<128>& d, std::uint64_t a, std:
 }
 #undef NANORUN_WGMMA_128
 
-/// d [64, 128] (+)= a [64, 32] b [32, 128] in e4m3, both operands K-major in shared memory. The sum is not fp32: it has
-/// about 14 bits.
-__device__ __forceinline__ void wgmma_e4m3(Accumulator<128>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+#define NANORUN_WGMMA_FP8(operands)                                                                         \
+  asm volatile(                                                                                             \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                          \
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32." operands " {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n" \
+      : NANORUN_D32(0), NANORUN_D32(32)                                                                     \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+
+/// d [64, 128] (+)= a [64, 32] b [32, 128], a of A = e4m3 or e5m2 and b of e4m3, both K-major in shared memory. The sum
+/// is not fp32: it has about 14 bits.
+template <class A>
+__device__ __forceinline__ void wgmma_fp8(Accumulator<128>& d, std::uint64_t a, std::uint64_t b, bool accumulate) {
+  if constexpr (std::is_same_v<A, e4m3>) {
+    NANORUN_WGMMA_FP8("e4m3.e4m3");
+  } else {
+    NANORUN_WGMMA_FP8("e5m2.e4m3");
+  }
 }
+#undef NANORUN_WGMMA_FP8
 
 /// d [64, 64] (+)= a [64, 16] b [16, 64], a in registers: a[2 j + i] holds, as pairs of bf16, what d[8 j + 2 i] and
 /// d[8 j + 2 i + 1] would hold of an m64n16 accumulator.
@@ -151,18 +160,30 @@ __device__ __forceinline__ void wgmma(Accumulator<128>& d, const std::uint32_t* 
         "n"(static_cast<int>(major_b)));
 }
 
-/// d [64, 128] (+)= a [64, 32] b [32, 128], a of e5m2 in registers and b of e4m3 K-major in shared memory, with sums as
-/// those of wgmma_e4m3(). Thread t holds in a[2 j + i], as bytes, row 16 (t / 32) + t % 32 / 4 + 8 i of a, columns
-/// 16 j + 4 (t % 4) to 16 j + 4 (t % 4) + 3.
-__device__ __forceinline__ void wgmma_e5m2_e4m3(Accumulator<128>& d, const std::uint32_t (&a)[4], std::uint64_t b,
-                                                bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" NANORUN_R64
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+#define NANORUN_WGMMA_FP8(operands)                                            \
+  asm volatile(                                                                \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                             \
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32." operands " {" NANORUN_R64 \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"                            \
+      : NANORUN_D32(0), NANORUN_D32(32)                                        \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+
+/// d [64, 128] (+)= a [64, 32] b [32, 128], a in registers and b K-major in shared memory, with sums as above. A and B
+/// are e4m3 or e5m2, not both e5m2. Thread t holds in a[2 j + i], as bytes, row 16 (t / 32) + t % 32 / 4 + 8 i of a,
+/// columns 16 j + 4 (t % 4) to 16 j + 4 (t % 4) + 3.
+template <class A, class B>
+__device__ __forceinline__ void wgmma_fp8(Accumulator<128>& d, const std::uint32_t (&a)[4], std::uint64_t b,
+                                          bool accumulate) {
+  if constexpr (std::is_same_v<A, e5m2>) {
+    static_assert(std::is_same_v<B, e4m3>);
+    NANORUN_WGMMA_FP8("e5m2.e4m3");
+  } else if constexpr (std::is_same_v<B, e5m2>) {
+    NANORUN_WGMMA_FP8("e4m3.e5m2");
+  } else {
+    NANORUN_WGMMA_FP8("e4m3.e4m3");
+  }
 }
+#undef NANORUN_WGMMA_FP8
 
 #undef NANORUN_R64
 #undef NANORUN_R32

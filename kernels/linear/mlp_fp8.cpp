@@ -10,17 +10,11 @@
 namespace nanorun::kernels::portable {
 namespace {
 
-template <class A>
-KOKKOS_INLINE_FUNCTION float value_of(const Fp8Scale<A>& scale) {
-  const double maximum = *scale.maximum;
-  return static_cast<float>(scale.margin * (maximum < 1e-12 ? 1e-12 : maximum) / 448);
-}
-
 template <class T>
 Mat<const T> quantised(WorkspaceAllocator& allocator, Mat<const T> x, Fp8Scale<T> scale) {
   const Mat<T> out(allocator.take<T>(x.size()), x.rows, x.cols);
   for_rows("quantise_scaled", x.rows, [=] KOKKOS_FUNCTION(int i) {
-    const float inverse = 1 / value_of(scale);
+    const float inverse = 1 / scale.value();
     const T* const from = x.row(i);
     T* const to = out.row(i);
 #pragma omp simd
@@ -39,7 +33,7 @@ void product(Mat<T> out, Mat<const T> x, Fp8Scale<T> scale_x, Mat<const T> w, Fp
   const Mat<const T> xq = quantised(allocator, x, scale_x), wq = quantised(allocator, w, scale_w);
   gemm<T>(Op::none, Op::transpose, 1, xq, wq, 0, out);
   for_rows("unscale", out.rows, [=] KOKKOS_FUNCTION(int i) {
-    const T unscale = static_cast<T>(value_of(scale_x)) * static_cast<T>(value_of(scale_w));
+    const T unscale = static_cast<T>(scale_x.value()) * static_cast<T>(scale_w.value());
     T* const row = out.row(i);
 #pragma omp simd
     for (int j = 0; j < out.cols; ++j) row[j] = f(unscale * row[j]);

@@ -13,15 +13,9 @@
 
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
+#include "kernels/linear/fp8_scale.hpp"
 
 namespace nanorun::kernels {
-
-/// The scale s of an operand, from a maximum in the tensors' memory.
-template <class A>
-struct Fp8Scale {
-  const A* maximum = nullptr;
-  double margin = 1;
-};
 
 /// Operands of out = h vᵀ that linear_relu2_forward_fp8 may quantise on the way. On CUDA that saves linear_forward_fp8
 /// a pass over h, and a launch. Portable implementations leave the memory as it is.

@@ -1,9 +1,5 @@
 // The forward pass of the MLP in e4m3: operands are quantised by scales in device memory, and the GEMMs' epilogues undo
-// the scales.
-//
-// An accumulator fragment has two columns of each eight. The rows of quantised weights stand in another order, so that
-// they are eight neighbouring columns of the result for a thread, which it stores in one access: in each 32 rows, row
-// 8 i + 2 j + k takes the place of row 8 j + 2 i + k, with i, j < 4 and k < 2.
+// the scales. Weights stand in the order of fp8_fused.cuh.
 
 #include "kernels/linear/mlp_fp8.hpp"
 
@@ -12,8 +8,7 @@
 
 #include "kernels/device/fp8.cuh"
 #include "kernels/device/magnitude.cuh"
-#include "kernels/device/vec.cuh"
-#include "kernels/hopper/fused_gemm.cuh"
+#include "kernels/linear/fp8_epilogues_sm90.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -23,17 +18,8 @@ using namespace sm90;
 
 using Scale = Fp8Scale<float>;
 
-constexpr int reordered_rows = 32;
-/// The order is its own inverse.
-__device__ int reordered(int row) { return (row & ~30) | (row & 6) << 2 | (row & 24) >> 2; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Quantisation
-
-__device__ float value_of(const Scale& scale) {
-  const double maximum = *scale.maximum;
-  return static_cast<float>(scale.margin * (maximum < 1e-12 ? 1e-12 : maximum) / 448);
-}
 
 /// What the epilogue of a GEMM multiplies by.
 struct Factors {
@@ -79,11 +65,11 @@ __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant_
   }
   __shared__ float inverse;
   if (threadIdx.x == 0) {
-    inverse = 1 / value_of(of.scale);
+    inverse = 1 / of.scale.value();
     if (blockIdx.x == 0) {
-      p.factors->unscale = value_of(p.of[0].scale) * value_of(p.of[1].scale);
-      if (p.scale_h.maximum) p.factors->inverse_h = 1 / value_of(p.scale_h);
-      if (p.next) p.next->unscale = value_of(p.scale_h) * value_of(p.of[2].scale);
+      p.factors->unscale = p.of[0].scale.value() * p.of[1].scale.value();
+      if (p.scale_h.maximum) p.factors->inverse_h = 1 / p.scale_h.value();
+      if (p.next) p.next->unscale = p.scale_h.value() * p.of[2].scale.value();
     }
   }
   __syncthreads();
@@ -95,44 +81,13 @@ __global__ void __launch_bounds__(block_threads) quantise(const __grid_constant_
 #pragma unroll
     for (float& element : scaled.v) element *= inverse;
     const int row = static_cast<int>(i / row_vectors);
-    *reinterpret_cast<uint2*>(of.q.row(of.reorders ? reordered(row) : row) + i % row_vectors * 8) = {
+    *reinterpret_cast<uint2*>(of.q.row(of.reorders ? fused_row(row) : row) + i % row_vectors * 8) = {
         pack_fp8<e4m3>(scaled.v), pack_fp8<e4m3>(scaled.v + 4)};
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // GEMMs
-
-/// A thread's two rows of the tile: from column `at` on, eight of each 32 columns. Of the 32 from at + offset on, those
-/// with offset < limit[r] lie in the matrix.
-struct Stretches {
-  int row[2], limit[2], at;
-
-  __device__ __forceinline__ Stretches(const WarpTile& tile, const Mat<bf16>& x) {
-    const int lane = threadIdx.x % 32;
-    at = tile.col + lane % 4 * 8;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row[r] = tile.row + lane / 4 + 8 * r;
-      limit[r] = row[r] < x.rows ? x.cols - tile.col : 0;
-    }
-  }
-
-  /// Calls body(r, offset, sums) for all stretches of eight columns.
-  template <class Body>
-  static __device__ __forceinline__ void for_each(const Fragment& fragment, const Body& body) {
-#pragma unroll
-    for (int i = 0; i < tile_n / reordered_rows; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float sums[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[j] = fragment[16 * i + 4 * (j / 2) + 2 * r + j % 2];
-        body(r, reordered_rows * i, sums);
-      }
-    }
-  }
-};
 
 template <bool keeps_quantised>
 struct Relu2Fp8 {
@@ -184,29 +139,6 @@ struct Relu2Fp8 {
   }
 };
 
-struct LinearFp8 {
-  using Operand = e4m3;
-  static constexpr Major b_major = Major::k;
-  static constexpr bool last_rows_first = false;
-
-  Mat<bf16> out;
-  const Factors* factors;
-
-  __device__ void begin(WarpTile&) const {}
-
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
-    const float unscale = factors->unscale;
-    const Stretches mine(tile, out);
-    bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
-    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
-      Vector<bf16, 8> rounded;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) rounded.pair[j] = pack_bf16(unscale * sums[2 * j], unscale * sums[2 * j + 1]);
-      if (offset < mine.limit[r]) store_vector(to[r] + offset, rounded);
-    });
-  }
-};
-
 /// Operands of a product in the workspace.
 struct Operands {
   Factors* factors;
@@ -230,7 +162,7 @@ Operands allocated(Workspace workspace, int rows, int inner, int cols) {
 
 void require_weights(const char* name, Mat<const bf16> w) {
   require_vectors(name, w);
-  if (w.cols % (2 * tile_k) != 0 || w.rows % reordered_rows != 0) {
+  if (w.cols % (2 * tile_k) != 0 || w.rows % fused_rows != 0) {
     throw std::invalid_argument(std::string(name) + ": columns of w must be a multiple of 128, its rows of 32");
   }
 }
@@ -301,7 +233,8 @@ void linear_forward_fp8(Stream stream, Mat<T> out, Mat<const T> h, Fp8Scale<acc_
   if (out.size() == 0) return;
   const Operands q =
       vq.empty() ? quantised(name, stream, workspace, h, scale_h, hq, v, scale_v) : allocated(vq, 0, v.cols, v.rows);
-  launch_gemm(name, stream, LinearFp8{out, q.factors}, out.cols, hq ? hq : Mat<const e4m3>(q.a), q.b);
+  launch_gemm(name, stream, LinearFp8<e4m3>{out, &q.factors->unscale, false}, out.cols, hq ? hq : Mat<const e4m3>(q.a),
+              q.b);
 }
 
 template std::size_t linear_fp8_workspace<bf16>(int, int, int);

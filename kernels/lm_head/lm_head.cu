@@ -5,9 +5,9 @@
 #include "kernels/device/cublas.hpp"
 #include "kernels/device/vec.cuh"
 #include "kernels/linear/bias.hpp"
-#include "kernels/lm_head/lm_head_quantise.hpp"
+#include "kernels/linear/fp8_quantise.hpp"
+#include "kernels/linear/fp8_weight_gradient.hpp"
 #include "kernels/lm_head/lm_head_softcap.hpp"
-#include "kernels/lm_head/lm_head_weight_gradient.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -128,8 +128,8 @@ void chunk_backward(const Problem& p, int first, Mat<bf16> z, Mat<bf16> d_x, Mat
   const Mat<e5m2> g = softcap_gradient_fp8(p.stream, loss, softcap, loss_scale(p, o.scale_g));
   gemm<e5m2, e4m3, bf16>(p.stream, {.alpha = static_cast<float>(1 / (o.scale_g * o.scale_w))}, Op::none, g,
                          Op::transpose, p.buffers.w_t, d_x);
-  lm_head_weight_gradient(p.stream, d_w, output, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
-                          p.buffers.x_t.col_block(first, z.rows));
+  fp8_weight_gradient<e5m2, e4m3>(p.stream, d_w, output, static_cast<float>(1 / (o.scale_g * o.scale_x)), g,
+                                  p.buffers.x_t.col_block(first, z.rows));
 }
 
 /// Quantises the operands in fp8, and calls body(first, z) for each chunk of rows with its logits z.

@@ -146,6 +146,20 @@ struct Entry {
   toml::source_position position;
 };
 
+/// The entries of the tables in the table of this name.
+void add_subsections(std::vector<Entry>& entries, const std::string& outer, const toml::table& tables) {
+  for (const auto& [key, node] : tables) {
+    const std::string section = fmt::format("{}.{}", outer, key.str());
+    if (!is_section(section, node)) {
+      entries.push_back({Entry::Kind::stray, section, 0, "", &node, key.source().begin});
+      continue;
+    }
+    for (const auto& [name, value] : *node.as_table()) {
+      entries.push_back({Entry::Kind::key, section, 0, std::string(name.str()), &value, name.source().begin});
+    }
+  }
+}
+
 /// The entries in the order of the file; toml::table sorts them by name.
 std::vector<Entry> entries_of(const toml::table& deck) {
   std::vector<Entry> entries;
@@ -156,7 +170,9 @@ std::vector<Entry> entries_of(const toml::table& deck) {
         entries.push_back({Entry::Kind::key, section, row, std::string(name.str()), &value, name.source().begin});
       }
     };
-    if (!is_section(section, node)) {
+    if (has_subsections(section) && node.is_table()) {
+      add_subsections(entries, section, *node.as_table());
+    } else if (!is_section(section, node)) {
       entries.push_back({Entry::Kind::stray, section, 0, "", &node, key.source().begin});
     } else if (!has_rows(section)) {
       add_keys(*node.as_table(), 0);
@@ -241,7 +257,8 @@ Section section_of(const Config& config, const std::string& where, std::string_v
 void apply_override(Config& config, const std::string& text) {
   const std::string where = "override " + excerpt(text);
   const std::size_t equals = text.find('=');
-  const std::size_t dot = text.find('.');
+  std::size_t dot = text.find('.');
+  if (has_subsections(std::string_view(text).substr(0, dot))) dot = text.find('.', dot + 1);
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
     fail(where + ": an override has the form section.key=value; a value with spaces needs quotes");
   }

@@ -38,6 +38,12 @@ enum class ChangedData { refuse, accept };
 /// What the backward pass forms again: nothing, the hidden units, or all that attention and the MLP of a block save.
 enum class Recompute { none, mlp, block };
 enum class MlpPrecision { working, fp8 };
+/// Formats of the operands of products under [fp8.<product>].
+enum class Fp8Forward { working, e4m3 };
+enum class Fp8Gradient { working, e4m3, e5m2 };
+/// What a scale follows: the tensor itself, those of the step before, or nothing.
+enum class Fp8Scales { exact, delayed, fixed };
+enum class Fp8WeightScales { exact, delayed };
 enum class OnFailure { stop, go_on };
 enum class TransportChoice { automatic, peers, nccl };
 /// What trace.h5 keeps of the ranks.
@@ -193,6 +199,22 @@ struct TrainConfig {
   int untie_step = 0;
 };
 
+/// [fp8.<product>]: operands in 8 bits (src/model/fp8_scales.hpp).
+struct Fp8Config {
+  Fp8Forward forward = Fp8Forward::working;
+  Fp8Gradient gradient = Fp8Gradient::working;
+  Fp8Scales scales = Fp8Scales::exact;
+  Fp8WeightScales weight_scales = Fp8WeightScales::exact;
+  double scale_x = 0;
+  double scale_g = 0;
+  double margin = 1.25;
+};
+
+/// Products that [fp8.<product>] names.
+struct Fp8Configs {
+  Fp8Config mlp, qkv;
+};
+
 struct ValidationConfig {
   int every = 125;
   std::int64_t tokens = 10485760;
@@ -291,6 +313,7 @@ struct Config {
   LmHeadConfig head;
   WindowConfig window;
   TrainConfig train;
+  Fp8Configs fp8;
   std::vector<StageConfig> stage;
   ValidationConfig validation;
   DataConfig data;

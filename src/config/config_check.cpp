@@ -213,6 +213,7 @@ void check_config(const Config& config, int ranks) {
   Rules rules{config, {}};
   check_layers(rules);
   check_window(rules);
+  check_fp8(rules);
   check_stages(rules);
   check_ranks(rules, ranks);
   check_data(rules);

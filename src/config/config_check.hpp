@@ -45,6 +45,8 @@ struct Rules {
 
 /// Rules on layers and what they compute.
 void check_layers(Rules& rules);
+/// Rules on operands in 8 bits.
+void check_fp8(Rules& rules);
 /// Rules on stages, and on the keys of the schedule that depend on them.
 void check_stages(Rules& rules);
 /// The passes that are computed: forward alone where a model is only used, both where it is trained.

@@ -52,6 +52,8 @@ std::vector<Key> coefficient_keys();
 std::vector<Key> lm_head_keys();
 std::vector<Key> window_keys();
 std::vector<Key> train_keys();
+std::vector<Key> fp8_mlp_keys();
+std::vector<Key> fp8_qkv_keys();
 std::vector<Key> stage_keys();
 std::vector<Key> validation_keys();
 std::vector<Key> data_keys();

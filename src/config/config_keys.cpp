@@ -10,10 +10,11 @@ const std::vector<Key>& key_table() {
   static const std::vector<Key> table = [] {
     std::vector<Key> all;
     using namespace key_rows;
-    for (auto rows : {run_keys,        model_keys, stream_keys,         coefficient_keys, lm_head_keys,
-                      window_keys,     train_keys, stage_keys,          validation_keys,  data_keys,
-                      optimizer_keys,  muon_keys,  adam_and_outer_keys, group_keys,       average_keys,
-                      checkpoint_keys, stop_keys,  trace_keys,          profile_keys,     comm_keys}) {
+    for (auto rows :
+         {run_keys,       model_keys,   stream_keys,         coefficient_keys, lm_head_keys,    window_keys,
+          train_keys,     fp8_mlp_keys, fp8_qkv_keys,        stage_keys,       validation_keys, data_keys,
+          optimizer_keys, muon_keys,    adam_and_outer_keys, group_keys,       average_keys,    checkpoint_keys,
+          stop_keys,      trace_keys,   profile_keys,        comm_keys}) {
       for (Key& key : rows()) all.push_back(std::move(key));
     }
     return all;
@@ -27,6 +28,8 @@ std::string Key::path(std::optional<std::size_t> row) const {
 }
 
 bool has_rows(std::string_view section) { return section == "stage" || section == "group" || section == "average"; }
+
+bool has_subsections(std::string_view name) { return name == "fp8"; }
 
 std::size_t row_count(const Config& config, std::string_view section) {
   if (section == "stage") return config.stage.size();

@@ -89,6 +89,20 @@ template <>
 inline constexpr auto names_of<MlpPrecision> = std::to_array<Named<MlpPrecision>>({{"working", MlpPrecision::working},
                                                                                    {"fp8", MlpPrecision::fp8}});
 template <>
+inline constexpr auto names_of<Fp8Forward> = std::to_array<Named<Fp8Forward>>({{"working", Fp8Forward::working},
+                                                                               {"e4m3", Fp8Forward::e4m3}});
+template <>
+inline constexpr auto names_of<Fp8Gradient> = std::to_array<Named<Fp8Gradient>>({{"working", Fp8Gradient::working},
+                                                                                 {"e4m3", Fp8Gradient::e4m3},
+                                                                                 {"e5m2", Fp8Gradient::e5m2}});
+template <>
+inline constexpr auto names_of<Fp8Scales> = std::to_array<Named<Fp8Scales>>({{"exact", Fp8Scales::exact},
+                                                                             {"delayed", Fp8Scales::delayed},
+                                                                             {"fixed", Fp8Scales::fixed}});
+template <>
+inline constexpr auto names_of<Fp8WeightScales> =
+    std::to_array<Named<Fp8WeightScales>>({{"exact", Fp8WeightScales::exact}, {"delayed", Fp8WeightScales::delayed}});
+template <>
 inline constexpr auto names_of<OnFailure> = std::to_array<Named<OnFailure>>({{"stop", OnFailure::stop},
                                                                              {"continue", OnFailure::go_on}});
 template <>
@@ -109,12 +123,12 @@ inline constexpr auto names_of<kernels::WireFormat> = std::to_array<Named<kernel
     {{"fp32", kernels::WireFormat::fp32}, {"bf16", kernels::WireFormat::bf16}, {"e5m2", kernels::WireFormat::e5m2}});
 
 /// The member of a Config that a key sets.
-using Field =
-    std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int>*,
-                 std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*, LmHeadChoice*, EndOfData*,
-                 ChangedData*, Recompute*, OnFailure*, TransportChoice*, TraceRanks*, kernels::WireFormat*,
-                 kernels::SoftcapKind*, Residual*, Packing*, LossSum*, Orthogonalisation*, MlpPrecision*, StateFormat*,
-                 MatrixRule*, DecayKind*, CooldownShape*, GroupRule*>;
+using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
+                           std::vector<int>*, std::vector<double>*, ValuePath*, RotaryKind*, WindowKind*, Rounding*,
+                           LmHeadChoice*, EndOfData*, ChangedData*, Recompute*, OnFailure*, TransportChoice*,
+                           TraceRanks*, kernels::WireFormat*, kernels::SoftcapKind*, Residual*, Packing*, LossSum*,
+                           Orthogonalisation*, MlpPrecision*, StateFormat*, MatrixRule*, DecayKind*, CooldownShape*,
+                           GroupRule*, Fp8Forward*, Fp8Gradient*, Fp8Scales*, Fp8WeightScales*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {
@@ -142,6 +156,8 @@ const std::vector<Key>& key_table();
 
 /// Whether a deck may have any number of sections of this name: [[stage]], [[group]], [[average]].
 bool has_rows(std::string_view section);
+/// The sections [fp8.mlp] and [fp8.qkv] are tables in the table "fp8". Whether sections are tables in one of this name.
+bool has_subsections(std::string_view name);
 /// Number of sections of this name in a config; 1 for sections that a deck has only once.
 std::size_t row_count(const Config& config, std::string_view section);
 /// Sets the number of sections of this name, which has_rows(). New sections have the defaults.

@@ -38,6 +38,56 @@ std::vector<Key> train_keys() {
   };
 }
 
+namespace {
+
+/// Keys of [fp8.<product>], whose struct `member` gives.
+template <class Member>
+std::vector<Key> fp8_keys(const char* section) {
+  const auto key = [section](const char* name, Field (*member)(Config&, std::size_t), Check check, const char* help) {
+    return Key{section, name, member, trains, std::move(check), help};
+  };
+#define NANORUN_FP8_KEY(name) #name, [](Config & config, std::size_t) -> Field { return &Member::of(config).name; }
+  return {
+      key(NANORUN_FP8_KEY(forward), any(),
+          "format of the operands of the forward products in training: working, that of the build, or e4m3; validation "
+          "takes them unrounded"),
+      key(NANORUN_FP8_KEY(gradient), any(),
+          "format of the gradients that the backward products take, whose other operands are those of the forward "
+          "pass; "
+          "working: neither is rounded"),
+      key(NANORUN_FP8_KEY(scales), any(),
+          "what the scale of the layer's input follows: the largest magnitude in the sequence (exact), in the step "
+          "before "
+          "over all ranks, times the margin (delayed), or scale_x (fixed)"),
+      key(NANORUN_FP8_KEY(weight_scales), any(),
+          "what the scales of the weights follow: the weights (exact), or from step 16 on those before the last "
+          "update, "
+          "times 1.12 (delayed)"),
+      key(NANORUN_FP8_KEY(scale_x), zero_or_between(1e-9, 1e9),
+          "with scales = \"fixed\": the input is divided by it; 0: the least power of two with which no norm of "
+          "model.width saturates"),
+      key(NANORUN_FP8_KEY(scale_g), zero_or_between(1e-12, 1e12),
+          "the gradient that enters the backward products is divided by it; it belongs to the sum of the tokens' "
+          "losses, "
+          "with train.loss = \"mean\" it is divided by the sequence's tokens; 0: exact"),
+      key(NANORUN_FP8_KEY(margin), between(1, 100),
+          "factor on the largest magnitudes of delayed inputs and of hidden units, whose scale is always delayed"),
+  };
+#undef NANORUN_FP8_KEY
+}
+
+struct OfMlp {
+  static Fp8Config& of(Config& config) { return config.fp8.mlp; }
+};
+struct OfQkv {
+  static Fp8Config& of(Config& config) { return config.fp8.qkv; }
+};
+
+}  // namespace
+
+std::vector<Key> fp8_mlp_keys() { return fp8_keys<OfMlp>("fp8.mlp"); }
+std::vector<Key> fp8_qkv_keys() { return fp8_keys<OfQkv>("fp8.qkv"); }
+
 std::vector<Key> stage_keys() {
   return {
       {NANORUN_ROW_KEY(stage, share), trains, between(0, 1),

@@ -5,6 +5,7 @@
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
 #include "src/config/layer_list.hpp"
+#include "src/model/fp8_product.hpp"
 #include "src/model/sampled_lm_head.hpp"
 #include "src/model/topology.hpp"
 
@@ -61,13 +62,27 @@ bool recomputes(const TrainConfig& train, Recompute kind, int layer) {
   return train.recompute >= kind && (train.recompute_layers.empty() || names(train.recompute_layers, layer));
 }
 
-/// Bytes of scratch of the MLP of a training sequence.
+/// Bytes of scratch of products in 8 bits of a training sequence.
 template <class T>
-std::size_t mlp_workspace(const Config& config, int length) {
-  if (config.train.mlp_precision == MlpPrecision::working) return 0;
+std::size_t fp8_workspace(const Config& config, int length) {
   const int width = config.model.width, hidden = config.model.mlp_ratio * width;
-  return std::max(ops::linear_fp8_workspace<T>(length, width, hidden) + ops::linear_fp8_workspace<T>(0, hidden, width),
-                  ops::linear_fp8_workspace<T>(length, hidden, width));
+  const Fp8Rules mlp = fp8_rules(config, Fp8Product::mlp), qkv = fp8_rules(config, Fp8Product::qkv);
+  const std::size_t of_qkv = qkv.forward ? Fp8Operands<T>::bytes({length, width, 3 * width, false}) : 0;
+  if (mlp.backward) return std::max(of_qkv, Fp8Operands<T>::bytes({length, width, hidden, true}));
+  if (!mlp.forward) return of_qkv;
+  return std::max({of_qkv,
+                   ops::linear_fp8_workspace<T>(length, width, hidden) + ops::linear_fp8_workspace<T>(0, hidden, width),
+                   ops::linear_fp8_workspace<T>(length, hidden, width)});
+}
+
+template <class T>
+void take_hidden(MlpActivations<T>& saved, const Config& config, int length, WorkspaceAllocator& allocator) {
+  const int hidden = config.model.mlp_ratio * config.model.width;
+  if (fp8_rules(config, Fp8Product::mlp).backward) {
+    saved.hq = take_matrix<kernels::Fp8<T>>(allocator, length, hidden);
+  } else {
+    saved.h = take_matrix<T>(allocator, length, hidden);
+  }
 }
 
 }  // namespace
@@ -122,7 +137,7 @@ void Activations<T>::allocate_training_blocks(const Config& config, WorkspaceAll
     block.emplace_back();
     allocate_kept(config, plan, allocator);
   }
-  allocate_recomputed(config.model, allocator);
+  allocate_recomputed(config, allocator);
 }
 
 /// What a block keeps. Of attention that is recomputed, what later layers read is kept too.
@@ -149,19 +164,20 @@ void Activations<T>::allocate_kept(const Config& config, const BlockPlan& plan, 
   saved.mlp.norm = take_norm<T>(model.width, length, allocator);
   saved.mlp.d_x = saved.mlp.norm.n;
   allocate_branch_outputs(model, plan.layer, allocator);
-  if (!saved.mlp.recomputed) saved.mlp.h = take_matrix<T>(allocator, length, model.mlp_ratio * model.width);
+  if (!saved.mlp.recomputed) take_hidden(saved.mlp, config, length, allocator);
 }
 
 /// What the backward pass forms anew lies in the same memory, one block's over another's.
 template <class T>
-void Activations<T>::allocate_recomputed(const ModelConfig& model, WorkspaceAllocator& allocator) {
+void Activations<T>::allocate_recomputed(const Config& config, WorkspaceAllocator& allocator) {
+  const ModelConfig& model = config.model;
   const std::size_t before = allocator.used();
   std::size_t most = before;
   for (const BlockPlan& plan : this->plan) {
     WorkspaceAllocator own = allocator;
     BlockActivations<T>& saved = block[plan.layer];
     if (saved.attention.recomputed) allocate_attention(saved.attention, model, plan, length, value_source, own);
-    if (saved.mlp.recomputed) saved.mlp.h = take_matrix<T>(own, length, model.mlp_ratio * model.width);
+    if (saved.mlp.recomputed) take_hidden(saved.mlp, config, length, own);
     most = std::max(most, own.used());
   }
   allocator.take<std::byte>(most - before);
@@ -242,7 +258,7 @@ std::size_t Activations<T>::allocate_scratch(const Config& config, Workspace spa
                                                                 : ops::attention_composition_workspace<T>(
                                                                       length, model.heads, model.composition_window);
   scratch.take<std::byte>(std::max({ops::attention_workspace<T>(length, model.heads, model.head_dim), composition,
-                                    training() ? mlp_workspace<T>(config, length) : 0}));
+                                    training() ? fp8_workspace<T>(config, length) : 0}));
   if (!training()) return scratch.used();
   d_q = take_matrix<acc_t<T>>(scratch, length, model.width);
   d_x = stream();

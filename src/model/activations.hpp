@@ -69,6 +69,7 @@ struct MlpActivations {
   kernels::Mat<T> d_x;      ///< with leaves_factors: gradient of that stream; with Residual::before, of what the mix
                             ///< before makes; in the memory of norm.n [T, d]
   kernels::Mat<T> h;        ///< squared relu [T, m d]
+  kernels::Mat<kernels::Fp8<T>> hq;  ///< in its place, where the backward pass has operands in 8 bits
 };
 
 /// Saved by one block. With Residual::unet and plain the stream is updated in place, and x_out alone has a buffer;
@@ -171,7 +172,7 @@ struct Activations {
   void allocate_gains(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_training_blocks(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_kept(const Config& config, const BlockPlan& plan, kernels::WorkspaceAllocator& allocator);
-  void allocate_recomputed(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
+  void allocate_recomputed(const Config& config, kernels::WorkspaceAllocator& allocator);
   void allocate_evaluation_blocks(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);
   void allocate_branch_outputs(const ModelConfig& model, int layer, kernels::WorkspaceAllocator& allocator);
   void allocate_gradients(const ModelConfig& model, kernels::WorkspaceAllocator& allocator);

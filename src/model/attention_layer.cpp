@@ -1,24 +1,129 @@
 #include "src/model/attention_layer.hpp"
 
+#include <vector>
+
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
 #include "src/config/schedule.hpp"
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 using kernels::Output;
 using kernels::Stream;
+
+namespace {
+
+/// Products of scales, by their places in the memory for them.
+enum Factor { n_w, d_qkv_n, d_qkv_w };
+
+}  // namespace
+
+template <class T>
+void AttentionLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
+  if (!scales_ || !a.training()) return;
+  std::vector<typename Fp8ProductScales<T>::Matrices> matrices;
+  for (int i = layer; i < layer + parameters_.weights.table().layers_from(layer); ++i) {
+    matrices.emplace_back();
+    if (a.plan[i].attends) matrices.back().w_in = parameters_.weight(block_name(i, "qkv"));
+  }
+  scales_.measure(layer, matrices);
+}
+
+/// q and k after norm and rotary, and the values, of the layer's norm.
+template <class T>
+void AttentionLayer<T>::project(Stream stream, const Activations<T>& a, const Feed<T>& feed,
+                                const ops::ValueResidual<T>& residual, int layer) const {
+  if (scales_ && a.training()) return project_fp8(stream, a, feed, residual, layer);
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  const Mat<const T> w = gains_.weight(stream, a, block_name(layer, "qkv"), block_name(layer, "attention_gain"));
+  ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, saved.norm.n, w,
+                                       rotary(feed, a.plan[layer]), residual, model_.norm_eps,
+                                       biases_.of(layer, "qkv_bias"));
+}
+
+template <class T>
+void AttentionLayer<T>::project_fp8(Stream stream, const Activations<T>& a, const Feed<T>& feed,
+                                    const ops::ValueResidual<T>& residual, int layer) const {
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  const Mat<const T> w = parameters_.weight(block_name(layer, "qkv"));
+  kernels::WorkspaceAllocator allocator(a.workspace);
+  const auto q = Fp8Operands<T>::forward(allocator, shape(a));
+  if (acc_t<T>* const largest = scales_.largest_input(layer)) {
+    const ops::Magnitude<T> magnitude{largest, saved.norm.n};
+    ops::max_magnitude<T>(stream, {&magnitude, 1});
+  }
+  const auto scale = scales_.of(layer);
+  const ops::Fp8Quantisation<T> quantisations[] = {
+      {.x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())},
+      {.x = w, .q = q.w_in, .scale = scale.w_in, .saturated = scales_.count(Fp8Count::weights, w.size())}};
+  const ops::Fp8Factor<acc_t<T>> factor{scales_.factor(n_w), scale.n, scale.w_in};
+  ops::fp8_quantise<T>(stream, quantisations, {&factor, 1});
+  ops::attention_projection_forward_fp8<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, q.x, q.w_in,
+                                           scales_.factor(n_w), rotary(feed, a.plan[layer]), residual, model_.norm_eps);
+}
+
+/// Backward pass of the projection, from a.d_qkv.
+template <class T>
+void AttentionLayer<T>::projection_backward(Stream stream, const Activations<T>& a, Output d_matrices,
+                                            int layer) const {
+  if (scales_.backward()) return projection_backward_fp8(stream, a, d_matrices, layer);
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  const std::string qkv = block_name(layer, "qkv"), gain = block_name(layer, "attention_gain");
+  gains_.weight_backward(stream, a, a.d_qkv, saved.norm.n, qkv, gain, d_matrices);
+  ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, gains_.weight(stream, a, qkv, gain), nullptr,
+                                kernels::accumulate_if(a.plan[layer].adds_norm_gradient));
+}
+
+/// A fixed scale belongs to the gradient of the product with the factor that the values take up, so that the factor
+/// does not move what saturates.
+template <class T>
+void AttentionLayer<T>::projection_backward_fp8(Stream stream, const Activations<T>& a, Output d_matrices,
+                                                int layer) const {
+  const BlockPlan& plan = a.plan[layer];
+  const AttentionActivations<T>& saved = a.block[layer].attention;
+  const std::string qkv = block_name(layer, "qkv");
+  const int qk = 2 * model_.width;
+  kernels::WorkspaceAllocator allocator(a.workspace);
+  const auto q = Fp8Operands<T>::backward(allocator, shape(a));
+  const kernels::Fp8Format format = scales_.gradient_format();
+  if (acc_t<T>* const largest = scales_.largest_d_out(layer)) {
+    const ops::Magnitude<T> magnitude{largest, a.d_qkv};
+    ops::max_magnitude<T>(stream, {&magnitude, 1});
+  }
+  auto scale = scales_.of(layer);
+  if (!scales_.largest_d_out(layer) && plan.scales_values) {
+    scale.d_out.factor = parameters_.scalars(block_name(layer, "attention_factors")).data;
+  }
+  const auto part = [&](int first, int cols, Fp8Count count) {
+    const Mat<const T> d = a.d_qkv.col_block(first, cols);
+    return ops::Fp8Quantisation<T>{.x = d,
+                                   .q = q.d_out.col_block(first, cols),
+                                   .scale = scale.d_out,
+                                   .format = format,
+                                   .saturated = scales_.count(count, d.size())};
+  };
+  const ops::Fp8Quantisation<T> quantisations[] = {
+      part(0, qk, Fp8Count::d_out),
+      part(qk, model_.width, Fp8Count::d_values),
+      {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n},
+      {.x = parameters_.weight(qkv), .q_t = q.w_in_t, .scale = scale.w_in}};
+  const ops::Fp8Factor<acc_t<T>> factors[] = {{scales_.factor(d_qkv_n), scale.d_out, scale.n},
+                                              {scales_.factor(d_qkv_w), scale.d_out, scale.w_in}};
+  ops::fp8_quantise<T>(stream, quantisations, factors);
+  ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(qkv), /*transposes=*/false, q.d_out, format, q.x_t,
+                                     kernels::Fp8Format::e4m3, scales_.factor(d_qkv_n), d_matrices, q.weight_gradient);
+  ops::fp8_linear_backward_input<T>(stream, saved.d_norm, q.d_out, format, q.w_in_t, scales_.factor(d_qkv_w),
+                                    kernels::accumulate_if(plan.adds_norm_gradient));
+}
 
 /// What the output projection reads [T, d].
 template <class T>
 Mat<const T> AttentionLayer<T>::heads(Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
   const ops::ValueResidual<T> residual = values_.forward(stream, a, feed.sequence, layer);
-  const Mat<const T> w = gains_.weight(stream, a, block_name(layer, "qkv"), block_name(layer, "attention_gain"));
-  ops::attention_projection_forward<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, saved.norm.n, w,
-                                       rotary(feed, a.plan[layer]), residual, model_.norm_eps,
-                                       biases_.of(layer, "qkv_bias"));
+  project(stream, a, feed, residual, layer);
   const auto in = inputs(a, feed, layer);
   const kernels::AttentionMask& mask = this->mask(feed, a.plan[layer]);
   ops::attention_forward<T>(stream, saved.y, saved.lse, in, mask, a.workspace);
@@ -75,10 +180,7 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
                                    values_.residual(a, feed.sequence, layer));
   if (plan.lends_values) ops::add<T>(stream, d_v, a.d_v_first);
   biases_.backward(stream, a.d_qkv, layer, "qkv_bias");
-  const std::string qkv = block_name(layer, "qkv"), gain = block_name(layer, "attention_gain");
-  gains_.weight_backward(stream, a, a.d_qkv, saved.norm.n, qkv, gain, d_matrices);
-  ops::linear_backward_input<T>(stream, saved.d_norm, a.d_qkv, gains_.weight(stream, a, qkv, gain), nullptr,
-                                kernels::accumulate_if(plan.adds_norm_gradient));
+  projection_backward(stream, a, d_matrices, layer);
   values_.backward_gates(stream, a, layer);
   heads_.backward_gate(stream, a, layer);
 }

@@ -1,6 +1,8 @@
 #pragma once
 // Attention of one layer: the QKV projection with QK norm, rotary embedding and what the values take up; softmax
-// attention; what is done to the heads; the output projection.
+// attention; what is done to the heads; the output projection. With fp8.qkv.forward = "e4m3" training sequences round
+// the operands of the projection to e4m3; the backward pass takes them unrounded, or with a fp8.qkv.gradient the
+// rounded ones, and rounds the gradients.
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
@@ -9,6 +11,8 @@
 #include "src/model/attention_values.hpp"
 #include "src/model/biases.hpp"
 #include "src/model/feed.hpp"
+#include "src/model/fp8_product.hpp"
+#include "src/model/fp8_scales.hpp"
 #include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 
@@ -18,15 +22,18 @@ template <class T>
 class AttentionLayer {
  public:
   AttentionLayer(const Config& config, const Parameters<T>& parameters, const AttentionHeads<T>& heads,
-                 const AttentionValues<T>& values)
+                 const AttentionValues<T>& values, Fp8ProductScales<T>& scales)
       : config_(config),
         model_(config.model),
         parameters_(parameters),
         gains_(config.model, parameters),
         biases_(config.model, parameters),
         heads_(heads),
-        values_(values) {}
+        values_(values),
+        scales_(scales) {}
 
+  /// In 8 bits, finds the largest magnitudes of the layer's weights, as MlpLayer::measure_weights().
+  void measure_weights(const Activations<T>& a, int layer) const;
   /// out [T, d] = or += attention of the norm that the layer reads [T, d], without attention_out_bias.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
                kernels::Output output, int layer) const;
@@ -42,6 +49,17 @@ class AttentionLayer {
 
  private:
   kernels::Mat<const T> heads(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, int layer) const;
+  void project(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed,
+               const ops::ValueResidual<T>& residual, int layer) const;
+  void project_fp8(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed,
+                   const ops::ValueResidual<T>& residual, int layer) const;
+  void projection_backward(kernels::Stream stream, const Activations<T>& a, kernels::Output d_matrices,
+                           int layer) const;
+  void projection_backward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Output d_matrices,
+                               int layer) const;
+  typename Fp8Operands<T>::Shape shape(const Activations<T>& a) const {
+    return {a.length, model_.width, 3 * model_.width, false};
+  }
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
   ops::Rotary<T> rotary(const Feed<T>& feed, const BlockPlan& plan) const;
   const kernels::AttentionMask& mask(const Feed<T>& feed, const BlockPlan& plan) const;
@@ -53,6 +71,7 @@ class AttentionLayer {
   Biases<T> biases_;
   const AttentionHeads<T>& heads_;
   const AttentionValues<T>& values_;
+  Fp8ProductScales<T>& scales_;
 };
 
 }  // namespace nanorun

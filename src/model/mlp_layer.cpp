@@ -7,11 +7,20 @@
 
 namespace nanorun {
 
+using kernels::acc_t;
 using kernels::Mat;
 using kernels::Output;
 using kernels::Stream;
 
 namespace {
+
+/// Products of scales, by their places in the memory for them.
+enum Factor { n_w_in, inverse_h, h_w_out, only_h, d_out_w_out, inverse_d_hidden, d_out_h, d_hidden_n, d_hidden_w_in };
+
+template <class T>
+typename Fp8Operands<T>::Shape shape_of(const Activations<T>& a, const MlpActivations<T>& saved) {
+  return {a.length, saved.norm.n.cols, saved.hq.cols, true};
+}
 
 /// Memory for h in e4m3 between the two forward products; only backward passes use it otherwise.
 template <class T>
@@ -31,7 +40,7 @@ kernels::Workspace quantised_w_out(const Activations<T>& a, int width, int hidde
 template <class T>
 void MlpLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
   if (!quantises(a)) return;
-  std::vector<typename MlpScales<T>::Matrices> matrices;
+  std::vector<typename Fp8ProductScales<T>::Matrices> matrices;
   for (int i = layer; i < layer + parameters_.weights.table().layers_from(layer); ++i) {
     matrices.push_back({parameters_.weight(block_name(i, "mlp_in")), parameters_.weight(block_name(i, "mlp_out"))});
   }
@@ -55,6 +64,11 @@ void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, cons
 
 template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Output output, int layer) const {
+  if (quantises_backward(a)) {
+    const Fp8Operands<T> q = hidden_fp8(stream, a, layer);
+    ops::fp8_linear_forward<T>(stream, out, a.block[layer].mlp.hq, q.w_out, scales_.factor(h_w_out), output);
+    return;
+  }
   if (quantises(a)) {
     const bool adds = output == Output::accumulate;
     forward_fp8(stream, a, adds ? a.mlp_sum : out, layer);
@@ -77,10 +91,85 @@ void MlpLayer<T>::forward_fp8(Stream stream, const Activations<T>& a, Mat<T> out
   ops::linear_forward_fp8<T>(stream, out, saved.h, scale.h, w, scale.w_out, a.workspace, hq, wq);
 }
 
+/// hq of the layer's norm, with the operands of the forward pass.
+template <class T>
+Fp8Operands<T> MlpLayer<T>::hidden_fp8(Stream stream, const Activations<T>& a, int layer) const {
+  const MlpActivations<T>& saved = a.block[layer].mlp;
+  const Mat<const T> w_in = parameters_.weight(block_name(layer, "mlp_in"));
+  const Mat<const T> w_out = parameters_.weight(block_name(layer, "mlp_out"));
+  kernels::WorkspaceAllocator allocator(a.workspace);
+  const auto q = Fp8Operands<T>::forward(allocator, shape_of(a, saved));
+  const auto scale = scales_.of(layer);
+  std::uint64_t* const weights = scales_.count(Fp8Count::weights, w_in.size() + w_out.size());
+  const auto fused = ops::Fp8Rows::fused;
+  const ops::Fp8Quantisation<T> quantisations[] = {
+      {.x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())},
+      {.x = w_in, .q = q.w_in, .scale = scale.w_in, .saturated = weights, .rows = fused},
+      {.x = w_out, .q = q.w_out, .scale = scale.w_out, .saturated = weights, .rows = fused}};
+  const ops::Fp8Factor<acc_t<T>> factors[] = {{scales_.factor(n_w_in), scale.n, scale.w_in},
+                                              {.to = scales_.factor(inverse_h), .a = scale.h, .inverse = true},
+                                              {scales_.factor(h_w_out), scale.h, scale.w_out}};
+  ops::fp8_quantise<T>(stream, quantisations, factors);
+  ops::fp8_relu2_forward<T>(
+      stream, saved.hq, {scales_.factor(inverse_h), scale.largest_h, scales_.count(Fp8Count::hidden, saved.hq.size())},
+      q.x, q.w_in, scales_.factor(n_w_in));
+  return q;
+}
+
+template <class T>
+void MlpLayer<T>::backward_fp8(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out,
+                               Output d_matrices, int layer) const {
+  const MlpActivations<T>& saved = a.block[layer].mlp;
+  const std::string w_in = block_name(layer, "mlp_in"), w_out = block_name(layer, "mlp_out");
+  kernels::WorkspaceAllocator allocator(a.workspace);
+  const auto q = Fp8Operands<T>::backward(allocator, shape_of(a, saved));
+  const Mat<kernels::Fp8<T>> d_hidden(reinterpret_cast<kernels::Fp8<T>*>(a.d_hidden.data), a.length, saved.hq.cols);
+  const kernels::Fp8Format format = scales_.gradient_format();
+  if (acc_t<T>* const largest = scales_.largest_d_out(layer)) {
+    const ops::Magnitude<T> magnitude{largest, d_out.d};
+    ops::max_magnitude<T>(stream, {&magnitude, 1});
+  }
+  auto scale = scales_.of(layer);
+  if (scales_.largest_d_out(layer)) scale.d_out.factor = d_out.factor;
+  const ops::Fp8Quantisation<T> quantisations[] = {
+      {.x = d_out.d,
+       .q = q.d_out,
+       .q_t = q.d_out_t,
+       .scale = scale.d_out,
+       .format = format,
+       .factor = d_out.factor,
+       .saturated = scales_.count(Fp8Count::d_out, d_out.d.size())},
+      {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n},
+      {.x = parameters_.weight(w_out), .q_t = q.w_out_t, .scale = scale.w_out, .rows = ops::Fp8Rows::fused},
+      {.x = parameters_.weight(w_in), .q_t = q.w_in_t, .scale = scale.w_in}};
+  const ops::Fp8Factor<acc_t<T>> factors[] = {
+      {.to = scales_.factor(only_h), .a = scale.h},
+      {scales_.factor(d_out_w_out), scale.d_out, scale.w_out},
+      {.to = scales_.factor(inverse_d_hidden), .a = scale.d_hidden, .inverse = true},
+      {scales_.factor(d_out_h), scale.d_out, scale.h},
+      {scales_.factor(d_hidden_n), scale.d_hidden, scale.n},
+      {scales_.factor(d_hidden_w_in), scale.d_hidden, scale.w_in}};
+  ops::fp8_quantise<T>(stream, quantisations, factors);
+  const auto e4m3 = kernels::Fp8Format::e4m3;
+  ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(w_out), /*transposes=*/true, saved.hq, e4m3,
+                                     q.d_out_t, format, scales_.factor(d_out_h), d_matrices, q.weight_gradient);
+  ops::fp8_relu2_backward<T>(
+      stream, d_hidden,
+      {scales_.factor(inverse_d_hidden), scale.largest_d_hidden, scales_.count(Fp8Count::d_hidden, d_hidden.size())},
+      q.d_out, format, q.w_out_t, scales_.factor(d_out_w_out), saved.hq, scales_.factor(only_h));
+  ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(w_in), /*transposes=*/false, d_hidden, format, q.x_t,
+                                     e4m3, scales_.factor(d_hidden_n), d_matrices, q.weight_gradient);
+  ops::fp8_linear_backward_input<T>(stream, a.d_mlp_norm, d_hidden, format, q.w_in_t, scales_.factor(d_hidden_w_in));
+}
+
 template <class T>
 void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out, Output d_matrices,
                            int layer) const {
   const MlpActivations<T>& saved = a.block[layer].mlp;
+  if (quantises_backward(a)) {
+    if (saved.recomputed) hidden_fp8(stream, a, layer);
+    return backward_fp8(stream, a, d_out, d_matrices, layer);
+  }
   if (saved.recomputed) hidden(stream, a, layer);
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "mlp_out")), d_out.d, saved.h,
                                  d_matrices, d_out.factor);

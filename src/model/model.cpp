@@ -82,7 +82,7 @@ void Model<T>::forward_backward(Trace& trace, const DeviceSequence& sequence, lo
                                 const LayerHooks& hooks) {
   Activations<T>& a = training_for(sequence);
   const Feed<T> feed = this->feed(sequence, stage_of(config_, step));
-  mlp_scales_.begin_sequence(step);
+  fp8_scales_.begin_sequence(step);
   {
     Region region(trace, Phase::forward);
     forward(a, feed, hooks);
@@ -128,6 +128,7 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
     if (hooks.enter) hooks.enter(plan.layer);
     const NamedRange range(layer_range(plan.layer));
     mlp_.measure_weights(a, plan.layer);
+    attention_.measure_weights(a, plan.layer);
     coefficients_.forward(stream_, a.coefficients, plan.layer, a.layer_input(plan.layer));
     switch (config_.model.residual) {
       case Residual::unet:

@@ -19,9 +19,9 @@
 #include "src/model/activations.hpp"
 #include "src/model/attention_layer.hpp"
 #include "src/model/biases.hpp"
+#include "src/model/fp8_scales.hpp"
 #include "src/model/input_layer.hpp"
 #include "src/model/mlp_layer.hpp"
-#include "src/model/mlp_scales.hpp"
 #include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 #include "src/model/rotary_table.hpp"
@@ -65,7 +65,7 @@ class Model {
                         const LayerHooks& hooks = {});
   RunningSum& loss() { return loss_; }
   /// Their collect() and share() end every step, and checkpoints hold their state().
-  MlpScales<T>& mlp_scales() { return mlp_scales_; }
+  Fp8ScalesOf<T>& fp8_scales() { return fp8_scales_; }
 
   // The next three evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
   // computes in working precision. Each waits for the device.
@@ -125,7 +125,7 @@ class Model {
   std::optional<Uploader> training_uploader_;
   Uploader validation_uploader_;
   RunningSum loss_;
-  MlpScales<T> mlp_scales_;
+  Fp8ScalesOf<T> fp8_scales_;
   RotaryTable<T> rotary_;
   Arena arena_;
   std::vector<Activations<T>> training_;  ///< for each length of a sequence, in the same memory

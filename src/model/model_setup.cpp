@@ -76,7 +76,7 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       head_(nanorun::lm_head_options(config)),
       validation_uploader_(config.validation.length, config, end_of_text, upload),
       loss_(compute),
-      mlp_scales_(config, mode_of(gradients), compute),
+      fp8_scales_(config, mode_of(gradients), compute),
       rotary_(config, max_sequence(config, mode_of(gradients)), compute),
       arena_(activation_bytes<T>(config, mode_of(gradients)), "the activations",
              "lower train.length (with stages stage.N.length) or validation.length, or set train.recompute"),
@@ -88,8 +88,8 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       values_(config.model, parameters_, coefficients_, mixes_),
       heads_(config.model, parameters_, coefficients_),
       input_(config.model, parameters_),
-      attention_(config, parameters_, heads_, values_),
-      mlp_(config, parameters_, mlp_scales_) {
+      attention_(config, parameters_, heads_, values_, fp8_scales_.qkv),
+      mlp_(config, parameters_, fp8_scales_.mlp) {
   WorkspaceAllocator validation(arena_.space());
   validation_ = Activations<T>(config, config.validation.length, Mode::evaluation, validation);
   if (gradients.empty()) return;

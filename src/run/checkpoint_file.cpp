@@ -131,7 +131,7 @@ void add_tensors(std::vector<std::string>& tensors, const h5::File& file, std::u
 
 /// The file's tensors by the names that slabs have. Throws where it holds more or fewer than it says, or anything else.
 std::vector<std::string> tensors_of(const h5::File& file, const CheckpointHeader& header) {
-  std::set<std::string> known{"/deck", "/shards", "/mlp_maxima"};
+  std::set<std::string> known{"/deck", "/shards", "/mlp_maxima", "/fp8_maxima"};
   std::vector<std::string> parents{"/"};
   const std::vector<std::string> groups = tensor_groups(file);
   for (const std::string& group : groups) {

@@ -25,6 +25,7 @@ std::uint64_t header_checksum(const CheckpointHeader& header) {
   if (header.version > 2) text += fmt::format("{}\n{:016x}\n", header.tokenizer.name, header.tokenizer.checksum);
   if (header.version > 3) text += fmt::format("{}\n", static_cast<int>(p.gradients_wait));
   for (const double maximum : p.mlp_maxima) text += fmt::format("{:.17g}\n", maximum);
+  for (const double maximum : p.fp8_maxima) text += fmt::format("{:.17g}\n", maximum);
   return h5::checksum(text);
 }
 
@@ -42,22 +43,29 @@ std::string read_text_dataset(const h5::File& file, const char* dataset) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Two rows, of h and of W_out; absent where training does not quantise the MLP.
-void write_mlp_maxima(h5::File& file, const std::vector<double>& maxima) {
+/// What operands in 8 bits are scaled by, a column for each layer.
+struct MaximaDataset {
+  const char* name;
+  std::uint64_t rows;
+};
+constexpr MaximaDataset mlp_maxima{"/mlp_maxima", 2}, fp8_maxima{"/fp8_maxima", 10};
+
+/// Absent where there are none.
+void write_maxima(h5::File& file, const MaximaDataset& dataset, const std::vector<double>& maxima) {
   if (maxima.empty()) return;
-  const h5::Extent shape = {2, maxima.size() / 2};
-  file.create_dataset<double>("/mlp_maxima", shape);
-  file.write<double>("/mlp_maxima", {0, 0}, shape, maxima);
+  const h5::Extent shape = {dataset.rows, maxima.size() / dataset.rows};
+  file.create_dataset<double>(dataset.name, shape);
+  file.write<double>(dataset.name, {0, 0}, shape, maxima);
 }
 
-std::vector<double> read_mlp_maxima(const h5::File& file) {
-  if (!file.exists("/mlp_maxima")) return {};
-  const h5::Extent shape = file.shape("/mlp_maxima");
+std::vector<double> read_maxima(const h5::File& file, const MaximaDataset& dataset) {
+  if (!file.exists(dataset.name)) return {};
+  const h5::Extent shape = file.shape(dataset.name);
   constexpr std::uint64_t max_layers = 65536;
-  if (shape.size() != 2 || shape[0] != 2 || shape[1] == 0 || shape[1] > max_layers)
-    throw checkpoint_damage(fmt::format("{}: /mlp_maxima: has an impossible shape", file.path()));
-  std::vector<double> maxima(2 * shape[1]);
-  file.read<double>("/mlp_maxima", {0, 0}, shape, maxima);
+  if (shape.size() != 2 || shape[0] != dataset.rows || shape[1] == 0 || shape[1] > max_layers)
+    throw checkpoint_damage(fmt::format("{}: {}: has an impossible shape", file.path(), dataset.name));
+  std::vector<double> maxima(dataset.rows * shape[1]);
+  file.read<double>(dataset.name, {0, 0}, shape, maxima);
   return maxima;
 }
 
@@ -92,7 +100,8 @@ void write_header(h5::File& file, const CheckpointHeader& header) {
   file.write_attribute("/", "checksum", header_checksum(header));
   write_text_dataset(file, "/deck", header.deck);
   write_text_dataset(file, "/shards", header.shards);
-  write_mlp_maxima(file, p.mlp_maxima);
+  write_maxima(file, mlp_maxima, p.mlp_maxima);
+  write_maxima(file, fp8_maxima, p.fp8_maxima);
 }
 
 CheckpointHeader read_header(const h5::File& file) {
@@ -120,7 +129,8 @@ CheckpointHeader read_header(const h5::File& file) {
                      integer("tokens")};
   if (header.version > 1) header.progress.train_loss = file.read_real_attribute("/", "train_loss");
   if (header.version > 3) header.progress.gradients_wait = integer("adam_gradients_wait") != 0;
-  header.progress.mlp_maxima = read_mlp_maxima(file);
+  header.progress.mlp_maxima = read_maxima(file, mlp_maxima);
+  header.progress.fp8_maxima = read_maxima(file, fp8_maxima);
   header.tensors = integer("tensors");
   if (integer("checksum") != header_checksum(header))
     throw checkpoint_damage(file.path() + ": the checksum of the root attributes does not match; the file is damaged");

@@ -32,7 +32,8 @@ std::string numbered_group(const std::string& group, const std::string& name) {
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
   std::uint64_t bytes = 65536 + header.provenance.size() + header.earlier_decks.size() + header.deck.size() +
-                        header.shards.size() + header.progress.mlp_maxima.size() * sizeof(double);
+                        header.shards.size() +
+                        (header.progress.mlp_maxima.size() + header.progress.fp8_maxima.size()) * sizeof(double);
   for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
   return bytes;
 }

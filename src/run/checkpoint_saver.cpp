@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "src/base/files.hpp"
 #include "src/base/text.hpp"
 
@@ -64,7 +66,10 @@ void CheckpointSaver::finish(const Progress& progress, Needed needed) {
 
 /// The progress with what the model and the optimizer add to it.
 Progress CheckpointSaver::complete(Progress progress) const {
-  progress.mlp_maxima = run_.learner.model.mlp_scales().state();
+  auto& scales = run_.learner.model.fp8_scales();
+  progress.fp8_maxima = scales.state();
+  progress.mlp_maxima = {};
+  if (scales.keeps_two_rows()) progress.mlp_maxima = scales.two_rows(std::exchange(progress.fp8_maxima, {}));
   progress.gradients_wait = run_.learner.optimizer.keeps_gradients(progress.step);
   return progress;
 }

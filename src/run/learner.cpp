@@ -44,7 +44,7 @@ void Learner<T>::warm_up(Trace& trace) {
   }
   optimizer.warm_up(trace);
   model.loss().collect(stream);
-  model.mlp_scales().restore(0, {});
+  model.fp8_scales().restore(0, {});
   ops::fill<kernels::acc_t<T>>(stream, gradients.span(), 0);
   ops::synchronize(stream);
 }
@@ -53,7 +53,7 @@ template <class T>
 void Learner<T>::collect() {
   model.loss().collect(stream);
   optimizer.squares().collect(stream);
-  model.mlp_scales().collect();
+  model.fp8_scales().collect();
 }
 
 NANORUN_INSTANTIATE(struct Learner);

@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "src/base/build.hpp"
 #include "src/config/schedule.hpp"
+#include "src/model/fp8_rules.hpp"
 #include "src/optimizer/averaged_rows.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 
@@ -31,6 +33,15 @@ std::string stages_with(const Config& config, const Such& such) {
   return stages.empty() ? "" : fmt::format("stage{} {}", stages.size() > 1 ? "s" : "", fmt::join(stages, ", "));
 }
 
+/// ", MLP forward in fp8, QKV in fp8" and the like; empty where none is.
+std::string products_in_fp8(const Config& config) {
+  const auto text = [&](const char* name, Fp8Product product) {
+    const Fp8Rules rules = fp8_rules(config, product);
+    return rules.forward ? fmt::format(", {}{} in fp8", name, rules.backward ? "" : " forward") : "";
+  };
+  return text("MLP", Fp8Product::mlp) + text("QKV", Fp8Product::qkv);
+}
+
 }  // namespace
 
 std::vector<std::string> opening_lines(const Config& config, const LogHead& head) {
@@ -43,8 +54,7 @@ std::vector<std::string> opening_lines(const Config& config, const LogHead& head
                               fp8                ? "fp8"
                               : computes_in_fp32 ? "fp32"
                                                  : "bf16",
-                              config.train.mlp_precision == MlpPrecision::fp8 ? ", MLP forward in fp8" : "",
-                              config.run.reproducible ? ", reproducible" : "",
+                              products_in_fp8(config), config.run.reproducible ? ", reproducible" : "",
                               head.ranks > 1 ? ", tensors travel through " : "", head.transport));
   lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
   if (!head.device_note.empty()) lines.push_back(head.device_note);
@@ -79,6 +89,17 @@ std::string format_step(const StepMetrics& step, long steps, double seconds_left
                      steps, step.loss_weights ? "weighted " : "", step.loss, step.window, step.seconds * 1e3,
                      step.tokens_per_second, step.mfu ? fmt::format("  MFU {:.1f}%", 100 * *step.mfu) : "",
                      clock_time(seconds_left));
+}
+
+std::string format_saturation(long step, const std::string& product, const Fp8Saturation& shares) {
+  constexpr std::array<const char*, fp8_counts> names{
+      "input", "weights", "hidden units", "gradient of the output", "gradient of hidden units", "gradient of values"};
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < fp8_counts; ++i) {
+    if (shares.all[i] > 0) texts.push_back(fmt::format("{} {:.2g}", names[i], shares.saturated[i] / shares.all[i]));
+  }
+  return texts.empty() ? ""
+                       : fmt::format("step {:>5}: saturated in fp8, {}: {}", step, product, fmt::join(texts, ", "));
 }
 
 std::string format_validation(long step, long steps, double loss, double train_seconds) {

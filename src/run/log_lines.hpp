@@ -6,6 +6,7 @@
 
 #include "src/config/config.hpp"
 #include "src/measure/metrics.hpp"
+#include "src/model/fp8_scales.hpp"
 #include "src/model/params.hpp"
 #include "src/run/provenance.hpp"
 
@@ -32,6 +33,10 @@ std::string format_step(const StepMetrics& step, long steps, double seconds_left
 
 /// "the loss is NaN", or "infinite".
 std::string non_finite_text(const std::string& name, double value);
+
+/// The line of what has saturated of a product's operands in 8 bits since the last such line, as shares of their
+/// elements; empty where nothing was counted.
+std::string format_saturation(long step, const std::string& product, const Fp8Saturation& shares);
 
 /// The line of a validation after `step` of `steps` updates, which took train_seconds.
 std::string format_validation(long step, long steps, double loss, double train_seconds);

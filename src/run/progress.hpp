@@ -16,7 +16,8 @@ struct Progress {
   double train_seconds = 0;                                      ///< time of all steps
   std::uint64_t tokens = 0;                                      ///< tokens of all steps
   double train_loss = std::numeric_limits<double>::quiet_NaN();  ///< loss of the last step; NaN where unknown
-  std::vector<double> mlp_maxima{};                              ///< MlpScales::state()
+  std::vector<double> mlp_maxima{};  ///< Fp8ScalesOf::state(), where that keeps_two_rows() these
+  std::vector<double> fp8_maxima{};  ///< else the whole state
   /// Gradients wait for Adam's next update (optimizer.adam_period). Checkpoints below version 4 do not record this.
   bool gradients_wait = false;
 };

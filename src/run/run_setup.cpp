@@ -150,10 +150,12 @@ void RunSetup::go_on_from(const Progress& found) {
   learner.optimizer.restore({.gradients_wait = gradients_wait(checkpoints.restored(), config, learner.table),
                              .late_sums_wait = true,
                              .averages = averages_to_begin(checkpoints.restored(), config)});
-  if (!learner.model.mlp_scales().restore(progress.step, progress.mlp_maxima)) {
+  auto& scales = learner.model.fp8_scales();
+  const bool two_rows = progress.fp8_maxima.empty();
+  if (!scales.restore(progress.step, two_rows ? scales.state_of(progress.mlp_maxima) : progress.fp8_maxima)) {
     throw Error(ExitCode::checkpoint,
-                fmt::format("{}: /mlp_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
-                            config.model.layers),
+                fmt::format("{}: /{}_maxima is not of {} layers; the file is damaged", checkpoints.restored_file(),
+                            two_rows ? "mlp" : "fp8", config.model.layers),
                 Scope::all_ranks);
   }
   log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));

@@ -81,11 +81,10 @@ void StepRecords::write_step() {
   run_.metrics.add(step);
   const std::string line = format_step(step, config_.train.steps, time_left_.seconds());
   const double now = context_.seconds_since_start();
-  const bool due =
-      step.step % config_.run.log_every == 0 || step.step == config_.train.steps || step.step == first_step_ + 1;
-  if (due || now - last_line_ > max_silence) {
+  if (due(step.step) || now - last_line_ > max_silence) {
     if (run_.comm.root()) run_.keep_directory();
     run_.log.line(line);
+    for (const std::string& further : std::exchange(lines_, {})) run_.log.line(further);
     run_.metrics.flush();
     last_line_ = now;
   } else {

@@ -3,6 +3,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "src/comm/traffic.hpp"
 #include "src/measure/energy.hpp"
@@ -24,6 +26,14 @@ class StepRecords {
   /// Keeps the metrics of the last step of `progress`, which took `seconds` and in which this rank has sent `sent`;
   /// write_step() writes them.
   void record_step(const Progress& progress, double seconds, double gradient_norm, const LevelTraffic& sent);
+  /// Whether a step, counted from 1, has a progress line however fast the steps are.
+  bool due(long step) const {
+    return step % config_.run.log_every == 0 || step == config_.train.steps || step == first_step_ + 1;
+  }
+  /// Keeps a line that follows the progress line of the step that was recorded; an empty one is left out.
+  void record_line(std::string line) {
+    if (!line.empty()) lines_.push_back(std::move(line));
+  }
   /// Writes the step that was recorded, if there is one. Called when the device has other work.
   void write_step();
 
@@ -45,6 +55,7 @@ class StepRecords {
   const Flops flops_;
   long first_step_;
   std::optional<StepMetrics> unwritten_;  ///< the step that waits for write_step()
+  std::vector<std::string> lines_;        ///< and what follows its line
   TimeLeft time_left_;
   std::optional<double> validation_loss_;
   double run_seconds_ = 0;  ///< time of the steps of this program run

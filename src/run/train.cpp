@@ -1,6 +1,7 @@
 #include "src/run/train.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -48,6 +49,7 @@ class Training {
   void exchange_requests();
   void synchronise();
   void record_gpus(std::span<const double> sums);
+  void record_saturation();
   void require_tokens();
   void validate();
   Needed needed() const;
@@ -195,6 +197,7 @@ void Training::train_step() {
   progress_.cursor = batch.after;
   progress_.step += 1;
   step_records_.record_step(progress_, seconds, gradient_norm_, learner_.tensor_comm.sent() - before);
+  if (step_records_.due(progress_.step)) record_saturation();
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }
 
@@ -246,7 +249,7 @@ void Training::synchronise() {
     ops::synchronize(context_.stream());
   }
   learner_.tensor_comm.check();
-  learner_.model.mlp_scales().share(comm_);
+  learner_.model.fp8_scales().share(comm_);
   const StepResults own{.loss = learner_.model.loss().value() / length_at(config_, progress_.step),
                         .squares = learner_.optimizer.gradient_squares(),
                         .overflowed = learner_.optimizer.overflowed()};
@@ -266,6 +269,25 @@ void Training::record_gpus(std::span<const double> sums) {
     if (!complaint.empty()) run_.log.line(complaint);
   }
   if (comm_.root() && gpus_.slowest()) run_.trace->add_gpus(progress_.step, gpus_.states());
+}
+
+/// Collective.
+void Training::record_saturation() {
+  auto& scales = learner_.model.fp8_scales();
+  if (!scales.mlp && !scales.qkv) return;
+  Fp8Saturation mlp = scales.mlp.take_saturation(), qkv = scales.qkv.take_saturation();
+  std::array<double, 4 * fp8_counts> sums;
+  std::size_t at = 0;
+  for (auto* const part : {&mlp.saturated, &mlp.all, &qkv.saturated, &qkv.all}) {
+    for (const double value : *part) sums[at++] = value;
+  }
+  comm_.all_reduce(std::span<double>(sums), Reduce::sum);
+  at = 0;
+  for (auto* const part : {&mlp.saturated, &mlp.all, &qkv.saturated, &qkv.all}) {
+    for (double& value : *part) value = sums[at++];
+  }
+  step_records_.record_line(format_saturation(progress_.step, "MLP", mlp));
+  step_records_.record_line(format_saturation(progress_.step, "QKV", qkv));
 }
 
 /// Where a rank could not read its part of the next step, the run ends with a checkpoint.

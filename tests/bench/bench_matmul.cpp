@@ -17,11 +17,11 @@
 
 #include "kernels/attention/attention_projection.hpp"
 #include "kernels/device/magnitude.hpp"
+#include "kernels/linear/fp8_weight_gradient.hpp"
 #include "kernels/linear/matmul.hpp"
 #include "kernels/linear/mlp_fp8.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/lm_head/lm_head_softcap.hpp"
-#include "kernels/lm_head/lm_head_weight_gradient.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/bench/ceilings.hpp"
@@ -279,7 +279,7 @@ void lm_head_weight_gradient(benchmark::State& state, int rows) {
   const Mat<const e5m2> g_in(g.data(), rows, vocabulary, 2 * vocabulary);
   const Mat<const e4m3> x_in(x_t.data(), width, rows);
   const auto work = [&] {
-    cuda::lm_head_weight_gradient(stream, d_w.mat(vocabulary, width), Output::accumulate, 1, g_in, x_in);
+    cuda::fp8_weight_gradient<e5m2, e4m3>(stream, d_w.mat(vocabulary, width), Output::accumulate, 1, g_in, x_in);
   };
   measure(state, 2.0 * rows * width * vocabulary, 0, work, 1, Operands::fp8);
 }

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <unordered_set>
 
-#include "kernels/lm_head/lm_head_quantise.hpp"
+#include "kernels/linear/fp8_quantise.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
 #include "tests/bench/row_ops.hpp"
 

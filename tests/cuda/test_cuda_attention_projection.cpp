@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "kernels/attention/attention_projection.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
+#include "tests/kernels/float_format.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -147,6 +150,61 @@ TEST_P(CudaAttentionProjection, RecipeShapeMatchesPortable) {
 INSTANTIATE_TEST_SUITE_P(Mix, CudaAttentionProjection,
                          testing::Values(Source::none, Source::in_place, Source::as_is, Source::interpolated,
                                          Source::itself, Source::unit, Source::table));
+
+/// Operands that e4m3 has without error: integers.
+test::Vector<fp8> codes_of_integers(const test::Vector<float>& values) {
+  test::Vector<fp8> codes;
+  for (const float value : values) {
+    const auto at = std::ranges::lower_bound(test::e4m3.values, std::abs(value));
+    codes.push_back({static_cast<std::uint8_t>(at - test::e4m3.values.begin() + (value < 0 ? 0x80 : 0))});
+  }
+  return codes;
+}
+
+void compare_fp8(const Shape& s) {
+  SCOPED_TRACE(std::to_string(s.rows) + " x " + std::to_string(s.in) + ", " + std::to_string(s.heads) + " heads of " +
+               std::to_string(s.head_dim) + ", in 8 bits");
+  const int width = s.heads * s.head_dim;
+  const auto integers = [](int rows, int cols, unsigned seed) {
+    test::Vector<float> values;
+    for (const double x : test::random_values(std::size_t{1} * rows * cols, seed, -2.5, 2.5)) {
+      values.push_back(static_cast<float>(std::round(x)));
+    }
+    return values;
+  };
+  test::Vector<float> x = integers(s.rows, s.in, 1), w = integers(3 * width, s.in, 2), factor{0x1p-6f};
+  const test::DeviceVector<fp8> device_x(codes_of_integers(x)), device_w(codes_of_integers(w));
+  const test::DeviceVector<float> device_factor(factor);
+  const int angle_rows = s.paired ? 2 * s.rows : s.rows;
+  Tensor<float> cos(angle_rows, s.head_dim / 2, 4), sin(angle_rows, s.head_dim / 2, 5), lambda(1, 2, 6);
+  Tensor<bf16> u(s.rows, width, 3);
+  auto qkv = Tensor<bf16>::poisoned(s.key_offset ? s.rows + 1 : s.rows, 3 * width, 3 * width + s.pad);
+  auto v_out = Tensor<bf16>::poisoned(s.rows, width);
+  auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
+  portable::attention_projection_forward_fp8<float>(
+      {}, qkv.host(), v_out.host(), rstd.host(), {x.data(), s.rows, s.in}, {w.data(), 3 * width, s.in}, factor.data(),
+      {s.heads, cos.host(), sin.host(), s.paired, s.key_offset},
+      {.lambda = lambda.host().data, .source = u.host(), .unit_source = true}, eps);
+  cuda::attention_projection_forward_fp8<bf16>(
+      {}, qkv.device(), v_out.device(), rstd.device(), {device_x.data(), s.rows, s.in},
+      {device_w.data(), 3 * width, s.in}, device_factor.data(),
+      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset},
+      {.lambda = lambda.device().data, .source = u.device(), .unit_source = true}, eps);
+  qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
+  if (s.key_offset) expect_still_dims_alone(qkv.host(), s.heads);
+  v_out.expect_match("v_out", 1e-3);
+  rstd.expect_match("rstd", 0, 1e-4);
+}
+
+TEST(CudaAttentionProjection, OperandsIn8BitsMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shape& s :
+       {Shape{128, 128, 1}, Shape{384, 256, 3, 16}, Shape{.rows = 256, .in = 384, .heads = 5, .head_dim = 64},
+        Shape{.rows = 384, .in = 768, .heads = 6, .pad = 16, .paired = true},
+        Shape{.rows = 384, .in = 768, .heads = 6, .key_offset = true}, Shape{.rows = 16384, .in = 768, .heads = 6}}) {
+    compare_fp8(s);
+  }
+}
 
 TEST(CudaAttentionProjection, RefusesOtherWidths) {
   SKIP_WITHOUT_DEVICE();

@@ -40,4 +40,12 @@ inline void set_narrow(Config& config) {
   m.attention_scale_narrow = 0.12;
 }
 
+// FIXED_MLP, DELAYED_MLP and FIXED_QKV of record89/fp8.py.
+inline constexpr Fp8Config fixed_fp8_mlp{
+    Fp8Forward::e4m3, Fp8Gradient::e5m2, Fp8Scales::fixed, Fp8WeightScales::delayed, 1.0 / 16, 1.0 / 64, 1.03};
+inline constexpr Fp8Config delayed_fp8_mlp{
+    Fp8Forward::e4m3, Fp8Gradient::e4m3, Fp8Scales::delayed, Fp8WeightScales::exact, 0, 0, 1.25};
+inline constexpr Fp8Config fixed_fp8_qkv{
+    Fp8Forward::e4m3, Fp8Gradient::e4m3, Fp8Scales::fixed, Fp8WeightScales::exact, 1.0 / 16, 1.0 / 448, 1.25};
+
 }  // namespace nanorun

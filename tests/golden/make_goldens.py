@@ -18,7 +18,7 @@ ANSWERING = ["record21", "record21_wide", "record89"]
 ANSWERING89 = ["blocks_alive", f"vocabulary={VOCABULARY}", f"end_of_text={END_OF_TEXT}", "head_start=0.5"]
 TOKENS = 20 * 2 * 512 + 1 + 512  # all steps of a deck, the last target, and some more
 RECORD89 = ["mini", "mini_alive", "tiny", "tiny_alive", "tiny_fp8", "blocks", "blocks_alive", "blocks_wide", "blocks_fp8",
-            "blocks81", "blocks81_alive", "blocks_after_wide"]
+            "blocks_fp8_fixed", "blocks_fp8_delayed", "blocks_fp8_zero", "blocks81", "blocks81_alive", "blocks_after_wide"]
 
 
 def synthetic_tokens(count, seed=20):

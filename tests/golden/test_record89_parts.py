@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from record89 import attention, data, loss, mlp, schedule
+from record89 import attention, data, fp8, loss, mlp, schedule
 from record89.candidates import candidates
 from record89.config import MINI, TINY
 from record89.numbers import rms_norm
@@ -326,6 +326,64 @@ class Mlp(unittest.TestCase):
         before = shared.fp8.activation[0].copy()
         shared.step()
         self.assertNotEqual(shared.fp8.activation[0], before)
+
+    def test_both_passes_in_8_bits(self):
+        """Each product written out; the scales over three steps, the first of which finds W2 = 0."""
+        for product in (fp8.FIXED_MLP, fp8.DELAYED_MLP):
+            largest = 57344 if product.gradient == "e5m2" else 448
+            form = e5m2 if product.gradient == "e5m2" else e4m3
+            n, dy = random(20, 24), random(20, 24, seed=3)
+            w = {"mlp_in": 0.2 * random(96, 24, seed=1), "mlp_out": torch.zeros(96, 24, dtype=torch.double)}
+            state = fp8.State(replace(MINI, layers=1), product, {name: lambda _, name=name: w[name] for name in w})
+            sx, sh, sd = 2**-4 if product.scale_x else 8 / 448, 16 / 448, 2**-6
+            for step in range(3):
+                s1, s2 = (w[name].abs().max().clamp_min(1e-12).item() / 448 for name in ("mlp_in", "mlp_out"))
+                sg = product.scale_g or dy.abs().max().item() / largest
+                leaves = [x.clone().requires_grad_() for x in (n, w["mlp_in"], w["mlp_out"])]
+                y = fp8.Mlp.apply(*leaves, state, 0)
+                dn, dw1, dw2 = torch.autograd.grad(y, leaves, dy)
+                x8, w18, w28, g8 = (f((value / scale).clamp(-top, top)).double() for f, value, scale, top in (
+                    (e4m3, n, sx, 448), (e4m3, w["mlp_in"], s1, 448), (e4m3, w["mlp_out"], s2, 448),
+                    (form, dy, sg, largest)))
+                h = (x8 @ w18.T * sx * s1).relu().square()
+                h8 = e4m3((h / sh).clamp_max(448)).double()
+                torch.testing.assert_close(y, h8 @ w28 * sh * s2)
+                torch.testing.assert_close(dw2, h8.T @ g8 * sh * sg)
+                dz = 2 * (g8 @ w28.T) * sg * s2 * (h8 * sh).sqrt()
+                d8 = form((dz / sd).clamp(-largest, largest)).double()
+                torch.testing.assert_close(dw1, d8.T @ x8 * sd * sx)
+                torch.testing.assert_close(dn, d8 @ w18 * sd * s1)
+                state.after_update()
+                self.assertEqual(dz.norm().item() > 0, step > 0)
+                sx = sx if product.scale_x else 1.25 * n.abs().max().item() / 448
+                sh = product.margin * h.max().item() / 448
+                sd = 1.25 * dz.abs().max().item() / largest if step > 0 else sd
+                w["mlp_out"] = 0.2 * random(96, 24, seed=4 + step)
+                state.w["mlp_out", 0] = w["mlp_out"].abs().max().item() / 448
+
+    def test_weights_have_exact_scales_in_16_steps(self):
+        w = {"mlp_in": torch.ones(2, 2, dtype=torch.double), "mlp_out": torch.ones(2, 2, dtype=torch.double)}
+        state = fp8.State(replace(MINI, layers=1), fp8.FIXED_MLP, {name: lambda _, name=name: w[name] for name in w})
+        for step in range(20):
+            expected = 1.12 * step if step >= 16 else step + 1
+            self.assertAlmostEqual(state.w["mlp_in", 0] * 448, expected)
+            w["mlp_in"] += 1
+            state.after_update()
+
+    def test_the_factor_of_qkv_is_in_the_scale(self):
+        n, w, g = random(20, 24), random(72, 24, seed=1), random(20, 72, seed=2)
+        factor = torch.tensor(0.5, dtype=torch.double)
+        state = fp8.State(replace(MINI, layers=1), fp8.FIXED_QKV, {"qkv": lambda _: w})
+        leaves = [x.clone().requires_grad_() for x in (n, w, factor)]
+        out = fp8.Qkv.apply(*leaves, state, 0)
+        dn, dw, dfactor = torch.autograd.grad(out, leaves, g)
+        sw = w.abs().max().item() / 448
+        x8, w8, g8 = (e4m3((a / s).clamp(-448, 448)).double() for a, s in ((n, 2**-4), (w, sw), (g, 1 / 448)))
+        torch.testing.assert_close(out, x8 @ w8.T * (2**-4 * sw * 0.5))
+        torch.testing.assert_close(dw, 0.5 * g8.T @ x8 * (2**-4 / 448))
+        torch.testing.assert_close(dn, g8 @ w8 * (sw * 0.5 / 448))
+        torch.testing.assert_close(dfactor, (g * out).sum() / 0.5)
+        self.assertEqual(g8.abs().max().item(), 448, "gradients beyond 1 are clipped")
 
     def test_forward_is_rounded_and_backward_is_not(self):
         c, n = MINI, random(20, 24)

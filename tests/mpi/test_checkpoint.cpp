@@ -56,6 +56,7 @@ TEST(Checkpoint, RestoresEveryBitAndTheProgress) {
   EXPECT_EQ(progress->tokens, 1ull << 40);
   EXPECT_EQ(progress->train_loss, 3.25);
   EXPECT_EQ(progress->mlp_maxima, progress_at(7).mlp_maxima);
+  EXPECT_EQ(progress->fp8_maxima, progress_at(7).fp8_maxima);
   EXPECT_EQ(run.differences(7), 0u);
   verify_checkpoint(test_comm(), folder / "c/checkpoint_00000007.h5");
 }

@@ -167,22 +167,27 @@ void expect_refused(const SharedFolder& folder, const std::string& path, const s
   EXPECT_EQ(contains(warning, path) && contains(warning, reason), test_comm().root()) << warning;
 }
 
-TEST(Checkpoint, ChangedMaximaOfTheMlpAreFound) {
+TEST(Checkpoint, ChangedMaximaOfOperandsIn8BitsAreFound) {
   const SharedFolder folder;
   save_steps(folder / "c", {1, 2});
   const std::string path = folder / "c/checkpoint_00000002.h5";
   const std::string sound = read_file(path);
-  on_root([&] { h5::File::open_append(path).write<double>("/mlp_maxima", {1, 2}, {1, 1}, std::vector<double>{6.5}); });
-  expect_refused(folder, path, "root attributes");
-  on_root([&] { rename_object(path, "/mlp_maxima", "/weights/mlp_maxima"); });
-  expect_refused(folder, path, "root attributes");
-  for (const h5::Extent& shape : {h5::Extent{8}, h5::Extent{4, 2}, h5::Extent{2, 1u << 20}}) {
-    on_root([&] {
+  for (const auto& [name, rows] : {std::pair<std::string, std::uint64_t>{"/mlp_maxima", 2}, {"/fp8_maxima", 10}}) {
+    on_root([&, name = name] {
       write_file(path, sound);
-      rename_object(path, "/mlp_maxima", "/weights/mlp_maxima");
-      h5::File::open_append(path).create_dataset<double>("/mlp_maxima", shape);
+      h5::File::open_append(path).write<double>(name, {1, 1}, {1, 1}, std::vector<double>{6.5});
     });
-    expect_refused(folder, path, "/mlp_maxima: has an impossible shape");
+    expect_refused(folder, path, "root attributes");
+    on_root([&, name = name] { rename_object(path, name.c_str(), ("/weights" + name).c_str()); });
+    expect_refused(folder, path, "root attributes");
+    for (const h5::Extent& shape : {h5::Extent{8}, h5::Extent{rows + 2, 2}, h5::Extent{rows, 1u << 20}}) {
+      on_root([&, name = name] {
+        write_file(path, sound);
+        rename_object(path, name.c_str(), ("/weights" + name).c_str());
+        h5::File::open_append(path).create_dataset<double>(name, shape);
+      });
+      expect_refused(folder, path, name + ": has an impossible shape");
+    }
   }
 }
 

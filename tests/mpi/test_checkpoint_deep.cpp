@@ -21,7 +21,7 @@ Config deep_config() {
 
 Progress deep_progress() {
   Progress progress = progress_at(3);
-  progress.mlp_maxima = {};
+  progress.mlp_maxima = progress.fp8_maxima = {};
   return progress;
 }
 

@@ -168,12 +168,14 @@ TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   expect_same_training(config, tolerance, " in bf16");
 }
 
+/// The MLP with fixed and delayed scales, QKV with exact ones and gradients in e4m3.
+constexpr Fp8Configs fp8_in_both_passes{
+    {Fp8Forward::e4m3, Fp8Gradient::e5m2, Fp8Scales::delayed, Fp8WeightScales::delayed, 0, 1.0 / 64, 1.03},
+    {Fp8Forward::e4m3, Fp8Gradient::e4m3, Fp8Scales::fixed, Fp8WeightScales::exact, 0, 1.0 / 448, 1.25}};
+
 /// The maxima that scale the MLP's operands are those of all ranks' sequences. From about step 4 on last bits of the
 /// weights, which the order of sums decides, show as other 8-bit values.
-TEST(RankCount, LossesWithTheMlpInFp8AgreeOnAnyNumberOfRanks) {
-  if (!ops::on_host) GTEST_SKIP() << "the MLP in FP8 runs on CPUs alone";
-  Config config = small_config();
-  config.train.mlp_precision = MlpPrecision::fp8;
+void expect_same_training_in_fp8(const Config& config, const char* what) {
   const std::vector<double> one = losses_on(1, config);
   EXPECT_LT(one.back(), one.front() - 0.5);
   for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
@@ -186,9 +188,23 @@ TEST(RankCount, LossesWithTheMlpInFp8AgreeOnAnyNumberOfRanks) {
       EXPECT_NEAR(many[s], one[s], tolerances[phase] * one[s]) << "step " << s << ", " << ranks << " ranks";
     }
     if (!test_comm().root()) continue;
-    std::printf("largest relative difference with the MLP in FP8, %d ranks: %.1e in steps 0 to 3, %.1e to 9, %.1e\n",
+    std::printf("largest relative difference with %s in FP8, %d ranks: %.1e in steps 0 to 3, %.1e to 9, %.1e\n", what,
                 ranks, worst[0], worst[1], worst[2]);
   }
+}
+
+TEST(RankCount, LossesWithTheMlpInFp8AgreeOnAnyNumberOfRanks) {
+  if (!ops::on_host) GTEST_SKIP() << "the MLP in FP8 runs on CPUs alone";
+  Config config = small_config();
+  config.train.mlp_precision = MlpPrecision::fp8;
+  expect_same_training_in_fp8(config, "the MLP");
+}
+
+TEST(RankCount, LossesWithBothPassesInFp8AgreeOnAnyNumberOfRanks) {
+  if (!ops::on_host) GTEST_SKIP() << "the small model is too narrow for FP8 on devices";
+  Config config = small_config();
+  config.fp8 = fp8_in_both_passes;
+  expect_same_training_in_fp8(config, "the MLP and QKV");
 }
 
 /// Each rank finds maxima of its own, and all go on with the largest.
@@ -199,12 +215,12 @@ TEST(RankCount, ScalesOfTheMlpAreThoseOfAllRanks) {
   const auto state_after_a_step = [&](Comm& comm) {
     TinyTraining training(config, tokens_of(config), 299, comm);
     training.run(1);
-    return training.model.mlp_scales().state();
+    return training.model.fp8_scales().state();
   };
   const std::vector<double> many = state_after_a_step(test_comm());
   Comm alone(MPI_COMM_SELF);
   const std::vector<double> one = state_after_a_step(alone);
-  ASSERT_EQ(one.size(), 2u * config.model.layers);
+  ASSERT_EQ(one.size(), 10u * config.model.layers);
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(many[i], one[i], 1e-6 * one[i]) << i;
 }
 
@@ -218,7 +234,7 @@ TEST(RankCount, TheSameRankCountGivesTheSameBits) {
 TEST(RankCount, AWarmUpChangesNoBit) {
   SKIP_WITHOUT_DEVICES();
   Config config = small_config();
-  if (ops::on_host) config.train.mlp_precision = MlpPrecision::fp8;
+  if (ops::on_host) config.fp8 = fp8_in_both_passes;
   config.optimizer.adam_period = 2;
   config.optimizer.normuon_beta = 0.9;
   config.stage.resize(2);

@@ -68,7 +68,13 @@ struct Training : Learner<float> {
 };
 
 inline Progress progress_at(long step) {
-  return {step, {3, 1000 + static_cast<std::uint64_t>(step), 2}, 12.1, 1ull << 40, 3.25, {1.1, 2, 3, 4, 5, 6, 7, 8}};
+  return {step,
+          {3, 1000 + static_cast<std::uint64_t>(step), 2},
+          12.1,
+          1ull << 40,
+          3.25,
+          {1.1, 2, 3, 4, 5, 6, 7, 8},
+          std::vector<double>(40, 1.5)};
 }
 
 template <class Body>

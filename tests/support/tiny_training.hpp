@@ -61,9 +61,9 @@ class TinyTraining : public Learner<Real> {
                               .cleared = optimizer.clears_gradients()});
     }
     model.loss().collect(stream_);
-    model.mlp_scales().collect();
+    model.fp8_scales().collect();
     ops::synchronize(stream_);
-    model.mlp_scales().share(comm_);
+    model.fp8_scales().share(comm_);
     const double loss = model.loss().value() / static_cast<double>(length);
     return comm_.all_reduce(loss, Reduce::sum) / config.train.sequences;
   }

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from .fp8 import Qkv
 from .numbers import rms_norm, rounded, shifted
 
 
@@ -81,11 +82,15 @@ def without_value(y, v, alpha):
     return y - torch.tanh(alpha).unsqueeze(-1) * along * v
 
 
-def attention(c, i, n, weights, aux, gates, rotary, window, document):
-    """Output [T, d] of layer i for the normed input n; aux [T, H, D] or None; gates: kind -> [T, H]."""
+def attention(c, i, n, weights, aux, gates, rotary, window, document, fp8=None):
+    """Output [T, d] of layer i for the normed input n; aux [T, H, D] or None; gates: kind -> [T, H]; fp8: the
+    state of the projection's scales where it has operands in 8 bits."""
     length, d = n.shape
     factors = weights["attention_factors"]
-    qkv = n @ (factors[0] * weights["qkv"]).T
+    if fp8 is None:
+        qkv = n @ (factors[0] * weights["qkv"]).T
+    else:
+        qkv = Qkv.apply(n, weights["qkv"], factors[0], fp8, i)
     q, k, v = (x.reshape(length, c.heads, c.head_dim) for x in qkv.split(d, dim=-1))
     q, k = (rms_norm(x[..., live_dims(c, i)], c.norm_eps) for x in (q, k))
     if aux is not None:

@@ -5,6 +5,9 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 
+from .fp8 import DELAYED_MLP, FIXED_MLP, FIXED_QKV, Product
+
+
 @dataclass(frozen=True)
 class Stage:
     """share is of the scheduled steps, None for the extension; weights and prefix go linearly from a to b."""
@@ -182,6 +185,8 @@ class Config:
     fp8_mlp: bool = False
     fp8_mlp_shared: bool = False  # one scale of h for all sequences of a step, from all of the step before
     mlp_out_present_scales: int = 16  # the first updates quantise W2 with its present maximum
+    fp8_mlp_product: Product | None = None  # the MLP in both passes, in the place of fp8_mlp
+    fp8_qkv_product: Product | None = None
     rounding: bool = False  # the bf16 roundings that record89.md lists
 
     @property
@@ -279,6 +284,9 @@ CONFIGS = {
     "blocks81": replace(TINY, **BLOCKS81),
     "blocks81_alive": replace(TINY, zero_starts=False, **BLOCKS81),
     "blocks_fp8": replace(TINY, zero_starts=False, fp8_mlp=True, fp8_mlp_shared=True, **BLOCKS),
+    "blocks_fp8_fixed": replace(TINY, zero_starts=False, fp8_mlp_product=FIXED_MLP, fp8_qkv_product=FIXED_QKV, **BLOCKS),
+    "blocks_fp8_delayed": replace(TINY, zero_starts=False, fp8_mlp_product=DELAYED_MLP, **BLOCKS),
+    "blocks_fp8_zero": replace(TINY, fp8_mlp_product=FIXED_MLP, **BLOCKS),
     "mini_alive": replace(MINI, zero_starts=False),
     "blocks_wide": replace(TINY, zero_starts=False, width=256, heads=2, head_dim=128, frequencies=32, hidden=1024, **BLOCKS),
 }

@@ -2,6 +2,7 @@
 
 import torch
 
+from .fp8 import Mlp, Products
 from .numbers import e4m3, quantised, rounded
 
 LARGEST, TINY = 448.0, 1e-12
@@ -38,6 +39,13 @@ class Fp8State:
                 for scales in self.activation:
                     scales[i] = self.activation_scale(self.step_largest[i])
                 self.step_largest[i] = 0.0
+
+    def kept(self):
+        """What a forward pass of the first sequence may change."""
+        return self.activation[0].copy()
+
+    def put_back(self, kept):
+        self.activation[0] = kept
 
     def activation_scale(self, largest):
         return max(largest, TINY) * self.headroom_activation / LARGEST
@@ -81,6 +89,10 @@ def mlp(c, i, n, p, fp8=None, sequence=0):
     """fp8: the state where training uses it, else None."""
     w1, w2 = p[f"block.{i}.mlp_in"], p[f"block.{i}.mlp_out"]
     w2 = w2 if c.mlp_out_transposed else w2.T
+    if isinstance(fp8, Products):
+        if fp8.mlp is not None:
+            return Mlp.apply(n, w1, w2, fp8.mlp, i)
+        fp8 = None
     if fp8 is None:
         return hidden_units(n @ w1.T) @ w2
     y, h = Fp8Mlp.apply(n, w1, w2, c, fp8.activation[sequence][i], fp8.weight[i])

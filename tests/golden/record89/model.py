@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from . import data
 from .attention import attention
 from .candidates import candidates
+from .fp8 import Products
 from .loss import head_product, token_losses
 from .mlp import mlp
 from .numbers import rms_norm
@@ -153,7 +154,7 @@ class Model:
             return self.mudd_block(i, x, source, sources, values, gates, t, settings, fp8, index)
         if has_attention(c, i):
             n = rms_norm(source, c.norm_eps)
-            o = self.attention(i, n, self.gated_value(i, n, values), gates, t, settings)
+            o = self.attention(i, n, self.gated_value(i, n, values), gates, t, settings, fp8)
             x = p[f"block.{i}.attention_residual"] * x + p[f"block.{i}.attention_post"] * o
             if c.x0_injection:
                 x = x + gates[("x0", i)] * sources["x0"]
@@ -175,11 +176,11 @@ class Model:
             halves = torch.cat([m[6], m[7]], dim=-1).repeat_interleave(c.heads // 2, dim=-1)
             aux = aux + halves.unsqueeze(-1) * self.value_heads(i, values)
         x = (1 + m[5]) * x + m[3] * c0 + m[4] * late
-        o = self.attention(i, rms_norm(source, c.norm_eps), aux, gates, t, settings)
+        o = self.attention(i, rms_norm(source, c.norm_eps), aux, gates, t, settings, fp8)
         x = m[8] * x + m[9] * o + m[10] * c0 + m[11] * sources["bigram"]
         return m[12] * x + m[13] * mlp(c, i, rms_norm(x, c.norm_eps), self.p, fp8, index)
 
-    def attention(self, i, n, aux, gates, t, settings):
+    def attention(self, i, n, aux, gates, t, settings, fp8):
         c = self.c
         weights = {name: self.p[f"block.{i}.{name}"] for name in ("qkv", "attention_out", "attention_factors")}
         mine = {kind: value for (kind, layer), value in gates.items() if layer == i}
@@ -188,7 +189,8 @@ class Model:
         window = settings.window_long if i in c.long_layers else settings.window_short
         narrow = c.qk_dims is not None and c.qk_dims[i] < c.head_dim
         rotary = settings.narrow_rotary if narrow else settings.rotary
-        return attention(c, i, n, weights, aux, mine, rotary, window, t.document)
+        return attention(c, i, n, weights, aux, mine, rotary, window, t.document,
+                         fp8.qkv if isinstance(fp8, Products) else None)
 
     def value_heads(self, i, values):
         c = self.c

@@ -9,6 +9,7 @@ from reference import norms
 
 from . import data, parameters, schedule
 from .config import as_dictionary
+from .fp8 import Products
 from .mlp import Fp8State
 from .model import Model
 from .optimizer import Optimizer
@@ -23,6 +24,8 @@ class Run:
         self.optimizer = Optimizer(c, self.p)
         self.stream = data.Stream(shards, c.end_of_text)
         self.fp8 = Fp8State(c, self.p) if c.fp8_mlp else None
+        if c.fp8_mlp_product is not None or c.fp8_qkv_product is not None:
+            self.fp8 = Products(c, self.p)
 
     def gradients(self, sequences, settings):
         """(sum of the losses, name -> G)"""
@@ -62,13 +65,13 @@ class Run:
         """Norms of the streams of the next step's first sequence; neither data nor scales move on."""
         c, stage = self.c, self.c.stages[schedule.stage_index(self.c, self.next_step)]
         copy = data.Stream(self.stream.shards, c.end_of_text, self.stream.shard, self.stream.document)
-        scales = self.fp8.activation[0].copy() if self.fp8 else None
+        kept = self.fp8.kept() if self.fp8 else None
         self.model.trace = {}
         sequence = copy.step(c.sequences, stage.length, stage.longest)[0]
         self.model.loss(sequence, schedule.settings(c, self.next_step), fp8=self.fp8)
         trace, self.model.trace = self.model.trace, None
         if self.fp8:
-            self.fp8.activation[0] = scales
+            self.fp8.put_back(kept)
         return norms(trace)
 
 

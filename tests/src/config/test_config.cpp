@@ -96,6 +96,8 @@ TEST(Config, EveryMemberHasARow) {
   EXPECT_EQ(rows_of("stage"), member_count<StageConfig>());
   EXPECT_EQ(rows_of("group"), member_count<GroupConfig>());
   EXPECT_EQ(rows_of("average"), member_count<AverageConfig>());
+  EXPECT_EQ(rows_of("fp8.mlp"), member_count<Fp8Config>());
+  EXPECT_EQ(rows_of("fp8.qkv"), member_count<Fp8Config>());
 }
 
 // Every key takes at least one of these values, differing from its default, and changes nothing but its own line.
@@ -130,6 +132,8 @@ TEST(Config, EveryKeyIsSetAndReadBack) {
                                            "\"muon\"",
                                            "\"cosine\"",
                                            "\"cb_nodes=1\"",
+                                           "\"e4m3\"",
+                                           "\"delayed\"",
                                            "[0.5]"};
   const Config defaults = parse_deck(rows, "d.toml", {});
   for (const Key& key : key_table()) {

@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "src/optimizer/hyperparameters.hpp"
+
 namespace nanorun {
 namespace {
 
@@ -29,6 +33,38 @@ TEST(ValidationLine, ShowsTimeAndMeanStep) {
   EXPECT_EQ(format_validation(50, 200, 2.259012, 52.3),
             "validation at step 50/200: loss 2.25901  train time 52.3 s  1046.0 ms/step");
   EXPECT_EQ(format_validation(0, 200, 10.8, 0), "validation at step 0/200: loss 10.80000  train time 0.0 s");
+}
+
+TEST(SaturationLine, HasTheSharesOfWhatWasCounted) {
+  Fp8Saturation counts;
+  EXPECT_EQ(format_saturation(10, "MLP", counts), "");
+  const auto set = [&](Fp8Count of, double saturated, double all) {
+    counts.saturated[static_cast<std::size_t>(of)] = saturated;
+    counts.all[static_cast<std::size_t>(of)] = all;
+  };
+  set(Fp8Count::input, 0, 1e9);
+  set(Fp8Count::d_hidden, 123, 1e9);
+  set(Fp8Count::d_values, 3, 4);
+  EXPECT_EQ(format_saturation(10, "QKV", counts),
+            "step    10: saturated in fp8, QKV: input 0, gradient of hidden units 1.2e-07, gradient of values 0.75");
+}
+
+TEST(HeadOfTheLog, NamesProductsInFp8) {
+  Config config;
+  config.fp8.mlp.forward = config.fp8.qkv.forward = Fp8Forward::e4m3;
+  config.fp8.mlp.gradient = Fp8Gradient::e5m2;
+  const ParameterTable table = parameter_table(config, 1);
+  const Provenance provenance{};
+  const auto has_line = [&](const std::string& part) {
+    const LogHead head{provenance, table, 1, "out", "CPU", "MPI", {}, ""};
+    return std::ranges::any_of(opening_lines(config, head),
+                               [&](const std::string& line) { return line.find(part) != line.npos; });
+  };
+  EXPECT_TRUE(has_line(", MLP in fp8, QKV forward in fp8"));
+  config.fp8 = {};
+  EXPECT_FALSE(has_line("MLP"));
+  config.train.mlp_precision = MlpPrecision::fp8;
+  EXPECT_TRUE(has_line(", MLP forward in fp8"));
 }
 
 }  // namespace

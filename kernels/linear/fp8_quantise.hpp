@@ -1,5 +1,5 @@
 #pragma once
-// Quantisation of the operands of the LM head in fp8 on CUDA.
+// Quantisation of the operands of the LM head in fp8 on CUDA. fp8_linear.hpp has that of other layers.
 
 #include "kernels/device/types.hpp"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/lm_head/lm_head_quantise.hpp"
+#include "kernels/linear/fp8_quantise.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/float_format.hpp"
 

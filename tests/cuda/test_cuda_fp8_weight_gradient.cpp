@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/lm_head/lm_head_weight_gradient.hpp"
+#include "kernels/linear/fp8_weight_gradient.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"
@@ -63,9 +63,9 @@ struct Problem {
   /// d_w as the kernel leaves it, with four further columns between its rows.
   test::Vector<float> run(const test::Vector<float>& start, Output output, float factor) const {
     const test::DeviceVector<float> d_w(start);
-    lm_head_weight_gradient({}, {d_w.data(), vocabulary, width, ld()}, output, factor,
-                            {device_g.data(), rows, vocabulary, 2 * vocabulary},
-                            {device_x_t.data(), width, rows, ld_t()});
+    fp8_weight_gradient<e5m2, e4m3>({}, {d_w.data(), vocabulary, width, ld()}, output, factor,
+                                    {device_g.data(), rows, vocabulary, 2 * vocabulary},
+                                    {device_x_t.data(), width, rows, ld_t()});
     return d_w.host();
   }
   int ld() const { return width + 4; }
@@ -87,7 +87,7 @@ struct Problem {
 };
 
 /// Sums of integers that the tensor cores represent: every bit must be right, and what lies between the rows untouched.
-TEST(CudaHeadWeightGradient, SumsOfIntegersAreExact) {
+TEST(CudaFp8WeightGradient, SumsOfIntegersAreExact) {
   SKIP_WITHOUT_DEVICE();
   for (const auto& [rows, vocabulary, width] : {std::array{16, 16, 16},
                                                 {48, 144, 32},
@@ -125,7 +125,7 @@ TEST(CudaHeadWeightGradient, SumsOfIntegersAreExact) {
 }
 
 /// Sums that only grow, beyond the 14 bits of the tensor cores.
-TEST(CudaHeadWeightGradient, LongSumsKeepTheirPrecision) {
+TEST(CudaFp8WeightGradient, LongSumsKeepTheirPrecision) {
   SKIP_WITHOUT_DEVICE();
   const Problem p(8192, 256, 64, {1, 2}, {1, 3});
   const test::Vector<float> got =
@@ -139,20 +139,17 @@ TEST(CudaHeadWeightGradient, LongSumsKeepTheirPrecision) {
   }
 }
 
-TEST(CudaHeadWeightGradient, RejectsUnalignedRows) {
+TEST(CudaFp8WeightGradient, RejectsUnalignedRows) {
   SKIP_WITHOUT_DEVICE();
   const test::DeviceVector<e5m2> g(64 * 64);
   const test::DeviceVector<e4m3> x_t(64 * 64);
   const test::DeviceVector<float> d_w(64 * 64);
-  EXPECT_THROW(lm_head_weight_gradient({}, {d_w.data(), 24, 16, 18}, Output::overwrite, 1, {g.data(), 16, 24, 48},
-                                       {x_t.data(), 16, 16}),
-               std::invalid_argument);
-  EXPECT_THROW(
-      lm_head_weight_gradient({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24}, {x_t.data(), 16, 16}),
-      std::invalid_argument);
-  EXPECT_THROW(lm_head_weight_gradient({}, {d_w.data(), 24, 16}, Output::overwrite, 1, {g.data(), 16, 24, 48},
-                                       {x_t.data(), 16, 16, 24}),
-               std::invalid_argument);
+  const auto compute = [](Mat<float> out, Mat<const e5m2> a, Mat<const e4m3> b_t) {
+    fp8_weight_gradient<e5m2, e4m3>({}, out, Output::overwrite, 1, a, b_t);
+  };
+  EXPECT_THROW(compute({d_w.data(), 24, 16, 18}, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16}), std::invalid_argument);
+  EXPECT_THROW(compute({d_w.data(), 24, 16}, {g.data(), 16, 24}, {x_t.data(), 16, 16}), std::invalid_argument);
+  EXPECT_THROW(compute({d_w.data(), 24, 16}, {g.data(), 16, 24, 48}, {x_t.data(), 16, 16, 24}), std::invalid_argument);
 }
 
 }  // namespace

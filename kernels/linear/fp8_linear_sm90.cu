@@ -1,0 +1,223 @@
+// Products of operands in 8 bits that fp8_quantise() has made: fused GEMMs with the hidden units, and those of cuBLASLt
+// and fp8_weight_gradient, which add up in fp32.
+
+#include "kernels/linear/fp8_linear.hpp"
+
+#include <cassert>
+
+#include "kernels/device/cublas.hpp"
+#include "kernels/device/magnitude.cuh"
+#include "kernels/linear/fp8_epilogues_sm90.cuh"
+#include "kernels/linear/fp8_weight_gradient.hpp"
+
+namespace nanorun::kernels::cuda {
+namespace {
+
+using namespace fused;
+using namespace sm90;
+
+template <class F>
+Mat<const F> as(Mat<const fp8> x) {
+  return {reinterpret_cast<const F*>(x.data), x.rows, x.cols, x.ld};
+}
+
+/// Calls body(F()) with the format's type.
+template <class Body>
+void with_format(Fp8Format format, const Body& body) {
+  if (format == Fp8Format::e4m3) return body(e4m3());
+  body(e5m2());
+}
+
+void require_product(const char* name, [[maybe_unused]] int rows, Mat<const fp8> a, Mat<const fp8> b,
+                     [[maybe_unused]] int cols) {
+  assert(a.rows == rows && b.rows == cols && a.cols == b.cols);
+  for (const Mat<const fp8>* const q : {&a, &b}) {
+    require_fp8_rows(name, *q);
+    require_fp8_sides(name, q->rows, q->cols);
+  }
+}
+
+/// Eight results of a row, quantised to F, and what Fp8Result asks for.
+template <class F>
+struct ResultOf {
+  float inverse;
+  unsigned largest = 0;  ///< as the bits of a float
+  int saturated = 0;
+
+  __device__ __forceinline__ explicit ResultOf(const Fp8Result<float>& result) : inverse(*result.inverse) {}
+
+  __device__ __forceinline__ uint2 quantise(const float (&values)[8]) {
+    float scaled[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      // NaN does not count.
+      const unsigned bits = __float_as_uint(fabsf(values[j]));
+      largest = bits <= 0x7f800000u ? max(largest, bits) : largest;
+      scaled[j] = inverse * values[j];
+      saturated += saturates<F>(scaled[j]);
+    }
+    return {pack_fp8<F>(scaled), pack_fp8<F>(scaled + 4)};
+  }
+  /// All lanes of a warp call it.
+  __device__ __forceinline__ void store(const Fp8Result<float>& result) const {
+    const unsigned in_warp = __reduce_max_sync(~0u, largest);
+    if (threadIdx.x % warp_size == 0) raise(result.maximum, in_warp);
+    if (result.saturated) add_saturated(result.saturated, saturated);
+  }
+};
+
+struct Relu2Forward {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = true;
+
+  Mat<fp8> hq;
+  Fp8Result<float> result;
+  const float* factor;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float unscale = *factor;
+    ResultOf<e4m3> of(result);
+    const Stretches mine(tile, hq);
+    fp8* const to[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
+      if (offset >= mine.limit[r]) return;
+      float h[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = unscale * sums[j];
+        h[j] = z < 0 ? 0 : z * z;  // passes NaN on
+      }
+      *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(h);
+    });
+    of.store(result);
+  }
+};
+
+/// The value of a byte of e4m3 that is not negative. As bits of a half its exponent is too small by 8.
+__device__ __forceinline__ float value_of_e4m3(std::uint32_t byte) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(byte << 7))) * 256;
+}
+
+template <class F>
+struct Relu2Backward {
+  using Operand = F;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = true;
+
+  Mat<fp8> dq;
+  Mat<const fp8> hq;
+  Fp8Result<float> result;
+  const float *factor, *scale_h;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float twice = 2 * *factor, scale = *scale_h;
+    ResultOf<F> of(result);
+    const Stretches mine(tile, dq);
+    fp8* const to[] = {dq.row(mine.row[0]) + mine.at, dq.row(mine.row[1]) + mine.at};
+    const fp8* const from[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
+      if (offset >= mine.limit[r]) return;
+      const uint2 h = __ldcs(reinterpret_cast<const uint2*>(from[r] + offset));
+      float d[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const std::uint32_t byte = (j < 4 ? h.x : h.y) >> 8 * (j % 4) & 0xff;
+        d[j] = twice * sums[j] * sqrtf(scale * value_of_e4m3(byte));
+      }
+      *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(d);
+    });
+    of.store(result);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void fp8_linear_forward(Stream stream, Mat<T> out, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,
+                        Output output) {
+  constexpr const char* name = "fp8_linear_forward";
+  require_vectors(name, out);
+  require_product(name, out.rows, xq, wq, out.cols);
+  launch_gemm(name, stream, LinearFp8<e4m3>{out, factor, output == Output::accumulate}, out.cols, as<e4m3>(xq),
+              as<e4m3>(wq));
+}
+
+template <class T>
+void fp8_linear_backward_input(Stream stream, Mat<T> d_x, Mat<const Fp8<T>> gq, Fp8Format format, Mat<const Fp8<T>> w_t,
+                               const acc_t<T>* factor, Output output) {
+  constexpr const char* name = "fp8_linear_backward_input";
+  require_vectors(name, d_x);
+  require_product(name, d_x.rows, gq, w_t, d_x.cols);
+  const GemmOptions options{.beta = beta_of(output), .factor = factor};
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    gemm<F, e4m3, bf16>(stream, options, Op::none, as<F>(gq), Op::transpose, as<e4m3>(w_t), d_x);
+  });
+}
+
+template <class T>
+std::size_t fp8_linear_backward_weight_workspace(int rows, int cols, int inner) {
+  return fp8_weight_gradient_workspace(rows, cols, inner);
+}
+
+template <class T>
+void fp8_linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, bool transposes, Mat<const Fp8<T>> a,
+                                Fp8Format format_a, Mat<const Fp8<T>> b_t, Fp8Format format_b, const acc_t<T>* factor,
+                                Output output, Workspace workspace) {
+  assert(a.rows == b_t.cols);
+  require_fp8_sides("fp8_linear_backward_weight", a.rows, a.cols);
+  require_fp8_sides("fp8_linear_backward_weight", b_t.rows, b_t.cols);
+  with_format(format_a, [&](auto of_a) {
+    with_format(format_b, [&](auto of_b) {
+      using A = decltype(of_a);
+      using B = decltype(of_b);
+      if constexpr (std::is_same_v<A, e4m3> || std::is_same_v<B, e4m3>) {
+        fp8_weight_gradient_in_parts<A, B>(stream, d_w, transposes, output, factor, as<A>(a), as<B>(b_t), workspace);
+      } else {
+        throw std::invalid_argument("fp8_linear_backward_weight: one operand must be e4m3");
+      }
+    });
+  });
+}
+
+template <class T>
+void fp8_relu2_forward(Stream stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& h, Mat<const Fp8<T>> xq,
+                       Mat<const Fp8<T>> wq, const acc_t<T>* factor) {
+  constexpr const char* name = "fp8_relu2_forward";
+  require_fp8_rows(name, hq);
+  require_product(name, hq.rows, xq, wq, hq.cols);
+  launch_gemm(name, stream, Relu2Forward{hq, h, factor}, hq.cols, as<e4m3>(xq), as<e4m3>(wq));
+}
+
+template <class T>
+void fp8_relu2_backward(Stream stream, Mat<Fp8<T>> dq, const Fp8Result<acc_t<T>>& d_z, Mat<const Fp8<T>> gq,
+                        Fp8Format format, Mat<const Fp8<T>> v_t, const acc_t<T>* factor, Mat<const Fp8<T>> hq,
+                        const acc_t<T>* scale_h) {
+  constexpr const char* name = "fp8_relu2_backward";
+  assert(hq.rows == dq.rows && hq.cols == dq.cols);
+  require_fp8_rows(name, dq);
+  require_fp8_rows(name, hq);
+  require_product(name, dq.rows, gq, v_t, dq.cols);
+  with_format(format, [&](auto f) {
+    using F = decltype(f);
+    launch_gemm(name, stream, Relu2Backward<F>{dq, hq, d_z, factor, scale_h}, dq.cols, as<F>(gq), as<e4m3>(v_t));
+  });
+}
+
+template void fp8_linear_forward(Stream, Mat<bf16>, Mat<const fp8>, Mat<const fp8>, const float*, Output);
+template void fp8_linear_backward_input(Stream, Mat<bf16>, Mat<const fp8>, Fp8Format, Mat<const fp8>, const float*,
+                                        Output);
+template std::size_t fp8_linear_backward_weight_workspace<bf16>(int, int, int);
+template void fp8_linear_backward_weight<bf16>(Stream, Mat<float>, bool, Mat<const fp8>, Fp8Format, Mat<const fp8>,
+                                               Fp8Format, const float*, Output, Workspace);
+template void fp8_relu2_forward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&, Mat<const fp8>, Mat<const fp8>,
+                                      const float*);
+template void fp8_relu2_backward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&, Mat<const fp8>, Fp8Format,
+                                       Mat<const fp8>, const float*, Mat<const fp8>, const float*);
+
+}  // namespace nanorun::kernels::cuda
