@@ -183,15 +183,14 @@ void compare_fp8(const Shape& s) {
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
   portable::attention_projection_forward_fp8<float>(
       {}, qkv.host(), v_out.host(), rstd.host(), {x.data(), s.rows, s.in}, {w.data(), 3 * width, s.in}, factor.data(),
-      {s.heads, cos.host(), sin.host(), s.paired, s.key_offset},
-      {.lambda = lambda.host().data, .source = u.host(), .unit_source = true}, eps);
+      s.rotary<float>(cos.host(), sin.host()), {.lambda = lambda.host().data, .source = u.host(), .unit_source = true},
+      eps);
   cuda::attention_projection_forward_fp8<bf16>(
       {}, qkv.device(), v_out.device(), rstd.device(), {device_x.data(), s.rows, s.in},
-      {device_w.data(), 3 * width, s.in}, device_factor.data(),
-      {s.heads, cos.device(), sin.device(), s.paired, s.key_offset},
+      {device_w.data(), 3 * width, s.in}, device_factor.data(), s.rotary<bf16>(cos.device(), sin.device()),
       {.lambda = lambda.device().data, .source = u.device(), .unit_source = true}, eps);
   qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
-  if (s.key_offset) expect_still_dims_alone(qkv.host(), s.heads);
+  if (s.key_offset) expect_still_dims_alone(qkv.host(), s);
   v_out.expect_match("v_out", 1e-3);
   rstd.expect_match("rstd", 0, 1e-4);
 }
@@ -201,7 +200,10 @@ TEST(CudaAttentionProjection, OperandsIn8BitsMatchPortable) {
   for (const Shape& s :
        {Shape{128, 128, 1}, Shape{384, 256, 3, 16}, Shape{.rows = 256, .in = 384, .heads = 5, .head_dim = 64},
         Shape{.rows = 384, .in = 768, .heads = 6, .pad = 16, .paired = true},
-        Shape{.rows = 384, .in = 768, .heads = 6, .key_offset = true}, Shape{.rows = 16384, .in = 768, .heads = 6}}) {
+        Shape{.rows = 384, .in = 768, .heads = 6, .key_offset = true},
+        Shape{.rows = 384, .in = 768, .heads = 6, .paired = true, .live_pairs = 32},
+        Shape{.rows = 384, .in = 768, .heads = 6, .key_offset = true, .live_pairs = 48, .still_from = 24},
+        Shape{.rows = 16384, .in = 768, .heads = 6}}) {
     compare_fp8(s);
   }
 }
