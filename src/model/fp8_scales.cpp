@@ -122,18 +122,26 @@ template <class T>
 void Fp8ProductScales<T>::share(Comm& comm) {
   if (!*this) return;
   for (std::size_t i = 0; i < fp8_counts; ++i) saturation_.saturated[i] += static_cast<double>(host_counts()[i]);
-  std::vector<double> largest(host().begin(), host().end());
-  comm.all_reduce(std::span(largest), Reduce::max);
+  std::vector<double> all;  // of the rows that are delayed
+  for (int index = 0; index < shared_rows; ++index) {
+    if (shared_rule(index).follows != Fp8Scales::delayed) continue;
+    const auto found = host().subspan(index * layers_, layers_);
+    all.insert(all.end(), found.begin(), found.end());
+  }
+  if (all.empty()) return;
+  comm.all_reduce(std::span(all), Reduce::max);
+  std::size_t at = 0;
   for (int index = 0; index < shared_rows; ++index) {
     const Fp8Rule& rule = shared_rule(index);
     if (rule.follows != Fp8Scales::delayed) continue;
     adopted_[index] = true;
     for (std::size_t i = index * layers_; i < (index + 1) * layers_; ++i) {
-      if (rule.keeps_last && (largest[i] == 0 || !std::isfinite(largest[i]))) {
+      const double largest = all[at++];
+      if (rule.keeps_last && (largest == 0 || !std::isfinite(largest))) {
         // d_hidden_set goes on in the unit of this step.
         if (index == 2) set_[i] *= gradient_unit(config_, step_) / unit_of_set_;
       } else {
-        set_[i] = largest[i];
+        set_[i] = largest;
       }
     }
   }

@@ -274,7 +274,7 @@ void Training::record_gpus(std::span<const double> sums) {
 /// Collective.
 void Training::record_saturation() {
   auto& scales = learner_.model.fp8_scales();
-  if (!scales.mlp && !scales.qkv) return;
+  if (!scales.mlp.backward() && !scales.qkv) return;  // none counts
   Fp8Saturation mlp = scales.mlp.take_saturation(), qkv = scales.qkv.take_saturation();
   std::array<double, 4 * fp8_counts> sums;
   std::size_t at = 0;

@@ -43,7 +43,7 @@ class Fp8(Record89FaultTest):
         job = self.train(1)
         self.assertEqual(restarted_from(job), 7)
         self.assertIn('train.mlp_precision: "working" -> "fp8"', job.text())
-        self.verify(self.checkpoint(5), self.checkpoint(7), self.checkpoint(STEPS))
+        self.verify(self.checkpoint(7), self.checkpoint(STEPS))
 
     def test_log(self):
         """The shares of what saturates come with each progress line, of all steps since the one before."""

@@ -175,7 +175,7 @@ constexpr Fp8Configs fp8_in_both_passes{
 
 /// The maxima that scale the MLP's operands are those of all ranks' sequences. From about step 4 on last bits of the
 /// weights, which the order of sums decides, show as other 8-bit values.
-void expect_same_training_in_fp8(const Config& config, const char* what) {
+void expect_same_training_in_fp8(const Config& config, const char* what, double tolerance_to_step_9 = 1e-5) {
   const std::vector<double> one = losses_on(1, config);
   EXPECT_LT(one.back(), one.front() - 0.5);
   for (int ranks = 2; ranks <= test_comm().size(); ranks *= 2) {
@@ -183,7 +183,7 @@ void expect_same_training_in_fp8(const Config& config, const char* what) {
     double worst[3] = {};
     for (int s = 0; s < steps; ++s) {
       const int phase = s < 4 ? 0 : s < 10 ? 1 : 2;
-      constexpr double tolerances[] = {1e-7, 1e-5, 1e-4};
+      const double tolerances[] = {1e-7, tolerance_to_step_9, 1e-4};
       worst[phase] = std::max(worst[phase], std::abs(many[s] - one[s]) / one[s]);
       EXPECT_NEAR(many[s], one[s], tolerances[phase] * one[s]) << "step " << s << ", " << ranks << " ranks";
     }
@@ -204,7 +204,8 @@ TEST(RankCount, LossesWithBothPassesInFp8AgreeOnAnyNumberOfRanks) {
   if (!ops::on_host) GTEST_SKIP() << "the small model is too narrow for FP8 on devices";
   Config config = small_config();
   config.fp8 = fp8_in_both_passes;
-  expect_same_training_in_fp8(config, "the MLP and QKV");
+  // Gradients round, too. On one rank, a learning rate that differs by 3e-7 of itself moves these losses by 1.0e-5.
+  expect_same_training_in_fp8(config, "the MLP and QKV", 3e-5);
 }
 
 /// Each rank finds maxima of its own, and all go on with the largest.
