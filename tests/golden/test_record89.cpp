@@ -409,7 +409,12 @@ const Switch switches[] = {
        set_late_tables(c);
      }},
     {"narrow", set_narrow},
-    {"narrow_everywhere", [](Config& c) { c.model.qk_dims = {4}; }},
+    {"narrow_everywhere",
+     [](Config& c) {
+       set_two_momenta(c);
+       c.optimizer.orthogonalisation = Orthogonalisation::six_maps;
+       c.model.qk_dims = {4};
+     }},
     {"narrow_after_record89",
      [](Config& c) {
        set_taper(c);
