@@ -416,7 +416,12 @@ const Switch switches[] = {
     {"late_tables", set_late_tables},
     {"after_record89", set_all_after},
     {"narrow", set_narrow},
-    {"narrow_everywhere", [](Config& c) { c.model.qk_dims = {4}; }},
+    {"narrow_everywhere",
+     [](Config& c) {
+       set_two_momenta(c);
+       c.optimizer.orthogonalisation = Orthogonalisation::six_maps;
+       c.model.qk_dims = {4};
+     }},
     {"narrow_after_record89",
      [](Config& c) {
        set_all_after(c);

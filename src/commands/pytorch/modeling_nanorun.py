@@ -71,8 +71,25 @@ class Rotation:
         return torch.cat((first * self.cos + second * self.sin, second * self.cos - first * self.sin), dim=-1)
 
 
-def attention_scale(settings):
-    return settings["attention_scale"] or 1 / math.sqrt(settings["head_dim"])
+def qk_dim(settings, layer):
+    """Dims of queries and keys in a head of the layer: those of the first pairs."""
+    dims = settings["qk_dims"] or [settings["head_dim"]]
+    return dims[0] if len(dims) == 1 else dims[layer]
+
+
+def attention_scale(settings, layer):
+    dim, size = qk_dim(settings, layer), settings["head_dim"]
+    scale = settings["attention_scale"] or 1 / math.sqrt(size)
+    return scale if dim == size else settings["attention_scale_narrow"] or scale * math.sqrt(size / dim)
+
+
+def normalised_head(x, settings, layer):
+    """Of queries or keys [..., D]; dims that the layer does not have become 0."""
+    dim, size = qk_dim(settings, layer), settings["head_dim"]
+    if dim == size:
+        return normalised(x, settings["norm_eps"])
+    x = x * (torch.arange(size, device=x.device) % (size // 2) < dim // 2)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) / dim + settings["norm_eps"])
 
 
 def windows_of(config):
@@ -140,7 +157,8 @@ class Block(nn.Module):
             values = self.value_mix[0] * values
             if embedded is not None:
                 values = values + self.value_mix[1] * embedded.unflatten(-1, (heads, size)).transpose(1, 2)
-        scores = (queries @ keys.transpose(-1, -2) * attention_scale(self.settings)).masked_fill(~seen, -math.inf)
+        scores = queries @ keys.transpose(-1, -2) * attention_scale(self.settings, self.index)
+        scores = scores.masked_fill(~seen, -math.inf)
         return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2), first_value
 
 

@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 if __package__:
-    from .modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter,
-                                   turning_pairs, visible, windows_of)
+    from .modeling_nanorun import (NanorunModel, Rotation, attention_scale, letters_of, normalised, normalised_head,
+                                   parameter, turning_pairs, visible, windows_of)
 else:  # as in modeling_nanorun.py
     common = importlib.import_module("modeling_nanorun")
-    NanorunModel, Rotation, attention_scale, letters_of, normalised, parameter, turning_pairs, visible, windows_of = (
+    NanorunModel, Rotation, attention_scale, letters_of, normalised, normalised_head, parameter, turning_pairs = (
         common.NanorunModel, common.Rotation, common.attention_scale, common.letters_of, common.normalised,
-        common.parameter, common.turning_pairs, common.visible, common.windows_of)
+        common.normalised_head, common.parameter, common.turning_pairs)
+    visible, windows_of = common.visible, common.windows_of
 
 
 def mudd_layer(settings, layer):
@@ -218,25 +219,6 @@ class ScaledBlock(nn.Module):
     def by_heads(self, x):
         return x.unflatten(-1, (self.settings["heads"], self.settings["head_dim"]))
 
-    def qk_dim(self):
-        """Dims of queries and keys: those of the first pairs of a head."""
-        dims = self.settings["qk_dims"] or [self.settings["head_dim"]]
-        return dims[0] if len(dims) == 1 else dims[self.layer]
-
-    def attention_scale(self):
-        dim, size = self.qk_dim(), self.settings["head_dim"]
-        if dim == size:
-            return attention_scale(self.settings)
-        return self.settings["attention_scale_narrow"] or attention_scale(self.settings) * math.sqrt(size / dim)
-
-    def normalised_head(self, x):
-        """Of queries or keys; dims that the layer does not have become 0."""
-        dim, size = self.qk_dim(), self.settings["head_dim"]
-        if dim == size:
-            return normalised(x, self.settings["norm_eps"])
-        x = x * (torch.arange(size, device=x.device) % (size // 2) < dim // 2)
-        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) / dim + self.settings["norm_eps"])
-
     def coefficient(self, name, p):
         """Per token from a gate net, else learned."""
         return p.gates[f"{name}.{self.layer}"] if self.settings["gate_nets"] else getattr(self, name)
@@ -247,11 +229,11 @@ class ScaledBlock(nn.Module):
 
     def attention(self, n, p):
         """The heads' outputs, side by side."""
-        scale = self.attention_scale()
+        scale = attention_scale(self.settings, self.layer)
         split = functional.linear(n, self.qkv).chunk(3, dim=-1)
         queries, keys, values = (self.by_heads(x) for x in split)  # each [batch, T, heads, D]
         rotation = p.paired_rotation if self.paired else p.rotation
-        queries, keys = rotation(self.normalised_head(queries)), rotation(self.normalised_head(keys))
+        queries, keys = (rotation(normalised_head(x, self.settings, self.layer)) for x in (queries, keys))
         values = self.attention_factors[0] * values + self.added_values(n, p)
         if self.layer in self.settings["key_offset_layers"]:
             keys = key_offset(keys, turning_pairs(self.settings))
