@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -257,8 +258,11 @@ void Training::synchronise() {
   loss_ = results.loss / config_.train.sequences;
   gradient_norm_ = std::sqrt(results.squares);
   if (!std::isfinite(loss_)) fail_not_finite(non_finite_text("loss", loss_), progress_.step + 1);
-  if (results.overflowed)
-    fail_not_finite(fmt::format("gradients or weights overflowed (the loss is {})", loss_), progress_.step + 1);
+  if (results.overflowed) {
+    const bool gradients = !(results.squares <= std::numeric_limits<kernels::acc_t<Real>>::max());
+    fail_not_finite(fmt::format("{} overflowed (the loss is {})", gradients ? "gradients" : "weights", loss_),
+                    progress_.step + 1);
+  }
 }
 
 /// Collective.
