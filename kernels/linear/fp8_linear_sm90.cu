@@ -119,15 +119,25 @@ struct Relu2Backward {
     ResultOf<F> of(result);
     const Stretches mine(tile, dq);
     fp8* const to[] = {dq.row(mine.row[0]) + mine.at, dq.row(mine.row[1]) + mine.at};
-    const fp8* const from[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    // All loads at once: the loop would wait for one after another.
+    uint2 h[2][tile_n / fused_rows];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const fp8* const from = hq.row(mine.row[r]) + mine.at;
+#pragma unroll
+      for (int i = 0; i < tile_n / fused_rows; ++i) {
+        const int offset = fused_rows * i;
+        h[r][i] = offset < mine.limit[r] ? __ldcs(reinterpret_cast<const uint2*>(from + offset)) : uint2{};
+      }
+    }
     Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
       if (offset >= mine.limit[r]) return;
-      const uint2 h = __ldcs(reinterpret_cast<const uint2*>(from[r] + offset));
+      const uint2 bytes = h[r][offset / fused_rows];
       float d[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const std::uint32_t byte = (j < 4 ? h.x : h.y) >> 8 * (j % 4) & 0xff;
-        d[j] = twice * sums[j] * sqrtf(scale * value_of_e4m3(byte));
+        const std::uint32_t byte = (j < 4 ? bytes.x : bytes.y) >> 8 * (j % 4) & 0xff;
+        d[j] = twice * sums[j] * sqrt_fast(scale * value_of_e4m3(byte));
       }
       *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(d);
     });
