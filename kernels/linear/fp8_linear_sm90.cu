@@ -137,7 +137,7 @@ struct Relu2Backward {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const std::uint32_t byte = (j < 4 ? bytes.x : bytes.y) >> 8 * (j % 4) & 0xff;
-        d[j] = twice * sums[j] * sqrt_fast(scale * value_of_e4m3(byte));
+        d[j] = twice * sums[j] * sqrtf(scale * value_of_e4m3(byte));
       }
       *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(d);
     });

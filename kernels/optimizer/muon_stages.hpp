@@ -35,8 +35,9 @@ constexpr bool suits_gram_iteration(int rows, int cols) {
 /// Whether polar_factor() takes the Gram iteration: for these shapes, and in the two iterations whose elements are
 /// known to stay within fp16.
 inline bool takes_gram_iteration(MatrixBatch<bf16> x, const PolarIteration& iteration) {
-  return suits_gram_iteration(x.rows, x.cols) && (std::ranges::equal(iteration.steps, newton_schulz_steps) ||
-                                                  std::ranges::equal(iteration.steps, polar_express_steps));
+  return !iteration.in_bf16 && suits_gram_iteration(x.rows, x.cols) &&
+         (std::ranges::equal(iteration.steps, newton_schulz_steps) ||
+          std::ranges::equal(iteration.steps, polar_express_steps));
 }
 
 /// The Gram iteration begins anew before this step, counted from 0.
