@@ -10,7 +10,7 @@ def text_of(value, indent=""):
     inner = indent + " "
     if isinstance(value, dict) and value:
         entries = [f"{json.dumps(str(key))}: {text_of(entry, inner)}" for key, entry in value.items()]
-    elif isinstance(value, list) and any(isinstance(entry, (dict, list)) for entry in value):
+    elif isinstance(value, (list, tuple)) and any(isinstance(entry, (dict, list, tuple)) for entry in value):
         entries = [text_of(entry, inner) for entry in value]
     else:
         return json.dumps(value)
