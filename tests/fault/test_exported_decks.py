@@ -38,6 +38,12 @@ def small(deck):
     keys |= {f"model.{key}": size for key, size in (("bigram_rows", 97), ("bigram_sign_rows", 16),
                                                     ("coefficient_width", 8), ("composition_window", 24))
              if model.get(key)}
+    if model.get("qk_dims"):
+        keys["model.qk_dims"] = [8 * width // model["head_dim"] for width in model["qk_dims"]]
+    if "momentum_mix_from" in deck["optimizer"]:
+        keys["optimizer.momentum_mix_from"] = 4
+    keys |= {f"group.{i}.period_from": 4 for i, group in enumerate(deck.get("group", [])) if "period_from" in group}
+    keys |= {f"average.{i}.from_last": 4 for i in range(len(deck.get("average", [])))}
     if train.get("extension_steps"):
         keys["train.extension_steps"] = 2
     if train.get("untie_step", 0) > 0:
@@ -48,7 +54,7 @@ def small(deck):
     for i in range(len(deck["stage"])):
         keys |= {f"stage.{i}.length": 256 + 128 * (i > 1), f"stage.{i}.longest_document": 0,
                  f"stage.{i}.short_window": 16 * (i + 1), f"stage.{i}.long_window": 40 * (i + 1), f"stage.{i}.prefix": 0,
-                 f"stage.{i}.prefix_end": 0}
+                 f"stage.{i}.prefix_end": 0, f"stage.{i}.attention_document": 0}
     return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 80 + 40 * len(deck["stage"])}
 
 

@@ -11,8 +11,9 @@ STAGES = [(128, 40, 16, 48), *4 * [(256, 90, 32, 96)], (384, 120, 48, 128), (256
 TOKENS = [512, *4 * [1024], 1536, 1024, 512]  # of a step
 FIRST = [0, 5, 6, 8, 9, 11, 17, 18]
 SQUEEZED = (
-    "train.untie_step=19", "optimizer.momentum_mix_from=9", "group.2.period_from=8", "average.0.from_last=8",
-    "average.1.from_last=6", "average.2.from_last=7", *(f"stage.{i}.attention_document=50" for i in (5, 6, 7)),
+    "model.qk_dims=[4,4,4,8,4,4,0,4,4,4,8]", "train.untie_step=19", "optimizer.momentum_mix_from=9",
+    "group.2.period_from=8", "average.0.from_last=8", "average.1.from_last=6", "average.2.from_last=7",
+    *(f"stage.{i}.attention_document=50" for i in (5, 6, 7)),
     *(f"stage.{i}.prefix=0" for i in range(5)),
     *(f"stage.{i}.{key}={value}" for i, values in enumerate(STAGES)
       for key, value in zip(("length", "longest_document", "short_window", "long_window"), values)))
