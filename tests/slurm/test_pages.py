@@ -109,9 +109,10 @@ class Pages(SlurmTest):
             command = SMALLER.get(command, command)
             script += [f"printf '%s\\n' {shlex.quote(f'$ {command}')}", command]
             script += [WAIT] if command.startswith("sbatch ") else []
+        # What a model writes after a few steps may be no UTF-8.
         done = deadline.run(["bash", "-e", "-c", "\n".join(script)], SECONDS, cwd=self.folder, text=True,
-                            env=self.slurm.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT)
+                            errors="replace", env=self.slurm.environment, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, 0, f"{done.stdout}\n{self.output()}")
         jobs = re.findall(r"^Submitted batch job (\d+)$", done.stdout, re.MULTILINE)
         self.assertEqual(len(jobs), sum(line.startswith("sbatch ") for line in script))
