@@ -33,4 +33,19 @@ inline void add_record89_mechanisms(Config& config) {
   config.window.kind = WindowKind::tokens_before;
 }
 
+/// The same with four heads of eight columns, for sequences of 256 tokens.
+inline void add_small_record89(Config& config) {
+  add_record89_mechanisms(config);
+  ModelConfig& model = config.model;
+  model.heads = 4;
+  model.head_dim = 8;
+  model.attention_scale = 0.3;
+  model.bigram_rows = 300;
+  model.bigram_sign_rows = 64;
+  model.composition_window = 48;
+  model.coefficient_width = 8;
+  config.window.quantum = 32;
+  config.train.length = config.validation.length = 256;
+}
+
 }  // namespace nanorun

@@ -33,18 +33,8 @@ Config record21_features() {
 
 Config record89_features() {
   Config config = small_config();
-  add_record89_mechanisms(config);
-  ModelConfig& model = config.model;
-  model.heads = 4;
-  model.head_dim = 8;
-  model.norm_eps = 1.1920928955078125e-07;
-  model.attention_scale = 0.3;
-  model.bigram_rows = 300;
-  model.bigram_sign_rows = 64;
-  model.composition_window = 48;
-  model.coefficient_width = 8;
-  config.window.quantum = 32;
-  config.train.length = config.validation.length = 256;
+  add_small_record89(config);
+  config.model.norm_eps = 0x1p-23;
   return config;
 }
 

@@ -21,17 +21,7 @@ Config unet() {
 /// Values whose projection has a factor of its own, paired heads, key offsets.
 Config record89() {
   Config config = small_config();
-  add_record89_mechanisms(config);
-  ModelConfig& model = config.model;
-  model.heads = 4;
-  model.head_dim = 8;
-  model.attention_scale = 0.3;
-  model.bigram_rows = 300;
-  model.bigram_sign_rows = 64;
-  model.composition_window = 48;
-  model.coefficient_width = 8;
-  config.window.quantum = 32;
-  config.train.length = config.validation.length = 256;
+  add_small_record89(config);
   return config;
 }
 
