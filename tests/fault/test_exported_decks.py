@@ -40,7 +40,7 @@ def small(deck):
              if model.get(key)}
     if model.get("qk_dims"):
         keys["model.qk_dims"] = [8 * width // model["head_dim"] for width in model["qk_dims"]]
-    if "momentum_mix_from" in deck["optimizer"]:
+    if "momentum_mix_from" in deck.get("optimizer", {}):
         keys["optimizer.momentum_mix_from"] = 4
     keys |= {f"group.{i}.period_from": 4 for i, group in enumerate(deck.get("group", [])) if "period_from" in group}
     keys |= {f"average.{i}.from_last": 4 for i in range(len(deck.get("average", [])))}
