@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -28,6 +29,13 @@ json arguments_of(const TraceSpan& span) {
   return arguments;
 }
 
+/// Begin and duration in microseconds, of whole nanoseconds. Viewers draw an event inside one that ends after it begins,
+/// which what follows at once must not do: an event ends a nanosecond early.
+std::pair<double, double> times_of(const TraceSpan& span) {
+  const double begin = std::round(1e9 * span.begin), end = std::round(1e9 * (span.begin + span.seconds));
+  return {begin / 1e3, std::max(0.0, end - begin - 1) / 1e3};
+}
+
 /// The text of a file with these events, separated by commas.
 std::string text_of(const std::string& events) {
   std::string text = json{{"traceEvents", json::array()}, {"displayTimeUnit", "ms"}}.dump() + '\n';
@@ -42,13 +50,14 @@ std::string events_of(const std::vector<TraceSpan>& spans, const ShownRank& show
                metadata("thread_name", rank, Track::collectives, "collectives"),
                metadata("thread_name", rank, Track::upload, "upload")};
   for (const TraceSpan& span : spans) {
+    const auto [begin, duration] = times_of(span);
     list.push_back({{"ph", "X"},
                     {"name", span.phase == Phase::count ? fmt::format("step {}", span.step) : phase_name(span.phase)},
                     {"cat", span.category},
                     {"pid", rank},
                     {"tid", static_cast<int>(span.track)},
-                    {"ts", 1e6 * span.begin},
-                    {"dur", 1e6 * span.seconds},
+                    {"ts", begin},
+                    {"dur", duration},
                     {"args", arguments_of(span)}});
   }
   const std::string text = list.dump();

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <type_traits>
 
+#include "src/measure/trace_json.hpp"
 #include "tests/support/trace_test.hpp"
 
 namespace nanorun {
@@ -49,7 +50,7 @@ TEST_F(TraceTest, ExclusiveTimesAddUpToTheStep) {
 struct Span {
   explicit Span(const json& event) : begin(event.at("ts")), end(begin + event.at("dur").get<double>()) {}
   bool within(const Span& other) const { return begin >= other.begin - rounding && end <= other.end + rounding; }
-  bool before(const Span& other) const { return end <= other.begin + rounding; }
+  bool before(const Span& other) const { return end <= other.begin; }
   static constexpr double rounding = 1e-3;
   double begin, end;
 };
@@ -76,6 +77,28 @@ TEST_F(TraceTest, EventsOfChosenStepsNest) {
     }
   }
   EXPECT_EQ(count, (std::map<std::string, int>{{"step 1", 1}, {"backward", 1}, {"reduce_gradients", 2}, {"sync", 1}}));
+}
+
+TEST_F(TraceTest, EventsThatFollowEachOtherAreNotDrawnInsideEachOther) {
+  std::vector<TraceSpan> spans;
+  double begin = 6.6611681756;
+  for (int i = 0; i < 1000; ++i) {
+    spans.push_back({Phase::adam, "phase", Track::compute, 0, begin, 1.0000003e-7 * (i % 7)});
+    begin += spans.back().seconds;
+  }
+  write_trace_json(test_comm(), folder_ / "trace.json", spans, all_shown(1));
+
+  const json* last = nullptr;
+  const json all = events();
+  for (const json& event : all) {
+    if (event.at("ph") != "X") continue;
+    if (last != nullptr) {
+      EXPECT_LE(Span(*last).end, Span(event).begin) << *last << event;
+    }
+    last = &event;
+  }
+  ASSERT_NE(last, nullptr);
+  EXPECT_NEAR(Span(*last).end, 1e6 * begin, 2e-3);
 }
 
 TEST_F(TraceTest, EventsNameProcessAndThreads) {
