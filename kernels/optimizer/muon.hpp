@@ -50,7 +50,6 @@ struct PolarStep {
 struct PolarIteration {
   double norm_factor, eps;
   std::span<const PolarStep> steps;  ///< outlive the iteration; at least one
-  bool in_bf16 = false;              ///< CUDA: all steps in bf16, without the Gram iteration in fp16 (muon_stages.hpp)
 };
 
 inline constexpr PolarStep newton_schulz_step{3.4445, -4.7750, 2.0315};

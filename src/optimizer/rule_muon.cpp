@@ -59,9 +59,7 @@ MuonRule<T>::MuonRule(const Config& config, kernels::Stream)
     : config_(config),
       steps_(polar_steps(config.optimizer)),
       iteration_{named_iteration(config.optimizer.orthogonalisation).norm_factor,
-                 named_iteration(config.optimizer.orthogonalisation).eps, steps_,
-                 // Mixed with a slow momentum, updates were seen to overflow in fp16.
-                 config.optimizer.slow_momentum > 0} {}
+                 named_iteration(config.optimizer.orthogonalisation).eps, steps_} {}
 
 template <class T>
 RuleTraits MuonRule<T>::traits() {

@@ -24,9 +24,20 @@ constexpr Iteration iterations[] = {Iteration::newton_schulz, Iteration::polar_e
 /// The narrowest that take it, and matrices of the records: tall, wide and both.
 const Shapes batches[] = {{{2, 512, 1024}}, {{1, 1344, 640}, {1, 640, 1344}}, {{1, 3072, 768}, {1, 768, 3072}}};
 
-enum class Values { uniform, large_directions };
+enum class Values { uniform, large_directions, parallel_rows };
 
-/// Exact in bf16: uniform random values, or these beside 16 directions that hold nearly all of the norm.
+/// Adds to the first rows of x one random vector, and to each of them `difference` times another one: parallel rows
+/// that hold nearly all of the norm.
+void add_parallel_rows(Mat<float> x, int rows, double difference, int seed) {
+  const auto common = test::random_values(x.cols, seed);
+  const auto own = test::random_values(static_cast<std::size_t>(rows) * x.cols, seed + 1);
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < x.cols; ++c)
+      x.data[r * x.cols + c] += static_cast<float>(common[c] + difference * own[r * x.cols + c]);
+}
+
+/// Exact in bf16: uniform random values, these beside 16 directions that hold nearly all of the norm, or beside four
+/// parallel rows.
 test::Vector<float> values_of(const Shapes& shapes, Values values) {
   auto x = test::convert<float>(test::random_values(size_of(shapes), 7, -0.02, 0.02));
   if (values == Values::large_directions) {
@@ -39,6 +50,13 @@ test::Vector<float> values_of(const Shapes& shapes, Values values) {
           for (int c = 0; c < cols; ++c) x[at + r * cols + c] += static_cast<float>(0.6 * left[r] * right[c]);
       }
       at += static_cast<std::size_t>(count) * rows * cols;
+    }
+  }
+  if (values == Values::parallel_rows) {
+    int seed = 40;
+    for (const MatrixBatch<float>& batch : test::batches_of(x.data(), shapes)) {
+      for (int i = 0; i < batch.count; ++i, seed += 2)
+        add_parallel_rows({batch.data + i * batch.matrix_size(), batch.rows, batch.cols}, 4, 0.05, seed);
     }
   }
   test::round(x);
@@ -128,6 +146,26 @@ TEST(CudaMuonGram, IsTheIterationRoundedToFp16) {
 TEST(CudaMuonGram, SmallSingularValuesSurviveBesideLargeOnes) {
   SKIP_WITHOUT_DEVICE();
   expect_gram_iteration(Values::large_directions, 0.02);  // 0.14 in bf16
+}
+
+TEST(CudaMuonGram, RowsThatAreNearlyParallelStayApart) {
+  SKIP_WITHOUT_DEVICE();
+  expect_gram_iteration(Values::parallel_rows, 0.02);
+}
+
+/// The emulation alone: two to five parallel rows in small matrices, in many of which G holds the difference of these
+/// rows only roughly. Where singular values diverge, the result is more than once its norm off.
+TEST(CudaMuonGram, RoundingOfParallelRowsDoesNotDiverge) {
+  const Shapes shape{{1, 12, 32}};
+  for (int seed = 0; seed < 400; ++seed) {
+    auto x = test::convert<float>(test::random_values(size_of(shape), 1000 + seed, -0.02, 0.02));
+    add_parallel_rows({x.data(), 12, 32}, 2 + seed % 4, 0.02 * std::pow(1.3, seed % 9), 2000 + 2 * seed);
+    for (const Iteration iteration : iterations) {
+      const auto emulated = test::emulated_polar_factors(
+          x, shape, [&](Mat<float> matrix) { emulate(matrix, test::coefficients(iteration)); });
+      EXPECT_LT(test::relative_error(emulated, test::portable_polar_factors(x, shape, iteration)), 0.15) << seed;
+    }
+  }
 }
 
 TEST(CudaMuonGram, ServesWideMatricesThatTilesDivide) {
