@@ -81,7 +81,37 @@ struct Fixture : Learner<double> {
 
 enum class At { initial_weights, disturbed_weights };
 
-/// `silent` names a tensor whose gradient must be exactly zero.
+/// A step of length 1 in the space of the tensor's elements.
+using Direction = std::vector<double>;
+
+inline Direction random_direction(std::size_t size) {
+  std::mt19937 generator(13);
+  std::normal_distribution<double> normal;
+  Direction direction(size);
+  double squares = 0;
+  for (double& d : direction) {
+    d = normal(generator);
+    squares += d * d;
+  }
+  for (double& d : direction) d /= std::sqrt(squares);
+  return direction;
+}
+
+inline double finite_difference(Fixture& f, const Parameter& p, int window, const Direction& direction) {
+  const double h = 1e-5;
+  Direction kept(p.size());
+  for (std::size_t i = 0; i < p.size(); ++i) kept[i] = f.weight(p, i);
+  const auto loss_at = [&](double step) {
+    for (std::size_t i = 0; i < p.size(); ++i) f.weight(p, i) = kept[i] + step * direction[i];
+    return f.loss(window);
+  };
+  const double difference = (loss_at(h) - loss_at(-h)) / (2 * h);
+  for (std::size_t i = 0; i < p.size(); ++i) f.weight(p, i) = kept[i];
+  return difference;
+}
+
+/// Of each tensor the derivative in a random direction, in which all elements count, and that of the element with the
+/// largest gradient. `silent` names a tensor whose gradient must be exactly zero.
 inline void check_all_gradients(const Config& config, int window, At at = At::initial_weights,
                                 const std::string& silent = "") {
   Fixture f(config);
@@ -89,20 +119,22 @@ inline void check_all_gradients(const Config& config, int window, At at = At::in
   EXPECT_NEAR(f.forward_backward(window), f.loss(window), 1e-12);
   for (const Parameter& p : f.table.parameters()) {
     if (p.group == Group::fixed) continue;
-    double scale = 0;
-    for (std::size_t i = 0; i < p.size(); ++i) scale = std::max(scale, std::abs(f.gradient(p, i)));
-    EXPECT_EQ(scale == 0, p.name == silent) << p.name << ": largest gradient " << scale;
-    for (std::size_t i = 0; i < p.size(); i += std::max<std::size_t>(1, p.size() / 7)) {
-      double& w = f.weight(p, i);
-      // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
-      const double kept = w, h = 1e-5;
-      w = kept + h;
-      const double above = f.loss(window);
-      w = kept - h;
-      const double below = f.loss(window);
-      w = kept;
-      EXPECT_NEAR(f.gradient(p, i), (above - below) / (2 * h), 1e-6 * scale + 3e-10) << p.name << "[" << i << "]";
-    }
+    SCOPED_TRACE(p.name);
+    std::size_t largest = 0;
+    for (std::size_t i = 1; i < p.size(); ++i)
+      if (std::abs(f.gradient(p, i)) > std::abs(f.gradient(p, largest))) largest = i;
+    const double scale = std::abs(f.gradient(p, largest));
+    EXPECT_EQ(scale == 0, p.name == silent) << "largest gradient " << scale;
+
+    // The second term of the tolerance is the rounding of a loss near 5, divided by 2 h.
+    const double tolerance = 1e-6 * scale + 3e-10;
+    const Direction direction = random_direction(p.size());
+    double along = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) along += direction[i] * f.gradient(p, i);
+    EXPECT_NEAR(along, finite_difference(f, p, window, direction), tolerance);
+    Direction axis(p.size(), 0.0);
+    axis[largest] = 1;
+    EXPECT_NEAR(f.gradient(p, largest), finite_difference(f, p, window, axis), tolerance) << "element " << largest;
   }
 }
 
