@@ -97,11 +97,9 @@ if ! "$quick" || [[ ${#presets[@]} -eq 0 ]]; then presets+=(cpu); fi
 # The packages of a build, as Debian names them for another processor.
 sysroot=$root/build/aarch64-sysroot
 make_sysroot() {
-  [[ ! -d $sysroot ]] || return 0
-  "$root/tests/install/debian_sysroot.sh" arm64 "$sysroot.partial" libc6-dev libstdc++-12-dev libopenmpi-dev \
+  "$root/tests/install/debian_sysroot.sh" arm64 "$sysroot" libc6-dev libstdc++-12-dev libopenmpi-dev \
     libhdf5-openmpi-dev libtrilinos-kokkos-dev libopenblas-dev libfmt-dev libtomlplusplus-dev libcli11-dev \
     nlohmann-json3-dev libpcre2-dev
-  mv "$sysroot.partial" "$sysroot"
 }
 
 # Options of cmake that no preset can hold.

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Fills a folder with Debian's packages for another processor, as a sysroot to build against; this machine's packages
-# stay as they are. Usage: debian_sysroot.sh ARCHITECTURE FOLDER PACKAGE... Debian's ARCHITECTURE, such as arm64.
+# stay as they are. A folder that exists is complete and is left alone.
+# Usage: debian_sysroot.sh ARCHITECTURE FOLDER PACKAGE... Debian's ARCHITECTURE, such as arm64.
 set -euo pipefail
-architecture=$1 folder=$2
+architecture=$1 folder=$(realpath -m -- "$2")
 shift 2
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
+[[ ! -d $folder ]] || exit 0
+partial=$folder.partial
+rm -rf "$partial"
+mkdir -p "$partial"
 apt=$(mktemp -d)
 trap 'rm -rf "$apt"' EXIT
 mkdir -p "$apt"/{lists/partial,cache/archives/partial}
@@ -18,10 +21,11 @@ options=(
 )
 apt-get "${options[@]}" update
 apt-get "${options[@]}" install --yes --download-only "$@"
-for package in "$apt"/cache/archives/*.deb; do dpkg -x "$package" "$folder"; done
+for package in "$apt"/cache/archives/*.deb; do dpkg -x "$package" "$partial"; done
 # Files of CMake that name libraries by their place on such a machine; others compare their own place with _realOrig.
-find "$folder/usr" -name '*.cmake' -exec sed -i "/_realOrig/! s#\([\"; ]\)/usr/\(lib\|include\)/#\1$folder/usr/\2/#g" {} +
+find "$partial/usr" -name '*.cmake' -exec sed -i "/_realOrig/! s#\([\"; ]\)/usr/\(lib\|include\)/#\1$folder/usr/\2/#g" {} +
 # Absolute links, which would lead to this machine's files, and Debian's alternatives, which no script has made.
 while IFS= read -r -d '' link; do
   ln -sfn "$folder$(readlink "$link")" "$link"
-done < <(find "$folder" -type l -lname '/*' -print0)
+done < <(find "$partial" -type l -lname '/*' -print0)
+mv "$partial" "$folder"
