@@ -256,6 +256,9 @@ void add_eval(CLI::App& app, CommandLine& line) {
       eval->add_option("--tokenizer", options.tokenizer,
                        "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")
           ->check(file_fault);
+  CLI::Option* head_scales =
+      eval->add_flag("--head-scales", options.head_scales,
+                     "Also measure by what powers of two the LM head's operands in FP8 can be scaled");
   CLI::Option* hellaswag =
       eval->add_option("--hellaswag", options.hellaswag,
                        "Answer the questions of this file, llm.c's hellaswag_val.bin, instead of reading shards")
@@ -263,6 +266,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
           ->excludes(data)
           ->excludes(tokens)
           ->excludes(tokenizer)
+          ->excludes(head_scales)
           ->excludes(allow_other);
   eval->add_option("--end-of-text", options.end_of_text,
                    "Token that begins a document (--hellaswag only); without it that of bytes or of GPT-2")

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/device/fp8.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/portable.hpp"
 #include "kernels/device/vector_math.hpp"
 #include "kernels/linear/bias.hpp"
@@ -326,6 +327,20 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
   });
 }
 
+template <class T>
+void lm_head_largest_gradient(Stream stream, acc_t<T>* maximum, Mat<const T> x, Mat<const T> w,
+                              Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace,
+                              Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  assert(options.precision == LmHeadPrecision::working);
+  const LmHead<T> head = make_lm_head(x, w, bias, options, workspace);
+  for_row_chunks(head, [&](int first, Mat<T> z) {
+    chunk_losses(head, z, first, targets, options);
+    chunk_gradient(head, z, first, targets, options);
+    const Magnitude<T> of_chunk{maximum, z};
+    max_magnitude<T>(stream, {&of_chunk, 1});
+  });
+}
+
 #define NANORUN_OPS(T)                                                                                             \
   template std::size_t lm_head_workspace<T>(int, int, int, LmHeadPrecision);                                       \
   template void lm_head_loss_forward(Stream, double*, Mat<const T>, Mat<const T>, Vec<const Token>,                \
@@ -333,7 +348,9 @@ void lm_head_loss_backward(Stream, double* total, Mat<T> d_x, Mat<acc_t<T>> d_w,
   template void lm_head_losses(Stream, Vec<T>, Mat<const T>, Mat<const T>, Vec<const Token>, const LmHeadOptions&, \
                                Workspace, Vec<const T>);                                                           \
   template void lm_head_loss_backward(Stream, double*, Mat<T>, Mat<T>, Output, Mat<const T>, Mat<const T>,         \
-                                      Vec<const Token>, const LmHeadOptions&, Workspace, Vec<const T>, Vec<T>);
+                                      Vec<const Token>, const LmHeadOptions&, Workspace, Vec<const T>, Vec<T>);    \
+  template void lm_head_largest_gradient(Stream, T*, Mat<const T>, Mat<const T>, Vec<const Token>,                 \
+                                         const LmHeadOptions&, Workspace, Vec<const T>);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "kernels/device/cublas.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/vec.cuh"
 #include "kernels/linear/bias.hpp"
 #include "kernels/linear/fp8_quantise.hpp"
@@ -192,6 +193,19 @@ void lm_head_loss_backward(Stream stream, double* total, Mat<T> d_x, Mat<acc_t<T
   add_losses(p, total);
 }
 
+template <class T>
+void lm_head_largest_gradient(Stream stream, acc_t<T>* maximum, Mat<const T> x, Mat<const T> w,
+                              Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace,
+                              Vec<const std::type_identity_t<acc_t<T>>> bias) {
+  assert(options.precision == LmHeadPrecision::working);
+  const Problem p = make_problem(stream, x, w, targets, options, workspace, bias);
+  for_row_chunks(p, /*with_gradient=*/false, [&](int first, Mat<bf16> z) {
+    softcap_gradient(stream, p.buffers.loss + first, softcap_of(p, first, z), loss_scale(p, 1));
+    const Magnitude<bf16> of_chunk{maximum, z};
+    max_magnitude<bf16>(stream, {&of_chunk, 1});
+  });
+}
+
 template std::size_t lm_head_workspace<bf16>(int, int, int, LmHeadPrecision);
 template void lm_head_loss_forward(Stream, double*, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
                                    const LmHeadOptions&, Workspace, Vec<const float>);
@@ -200,5 +214,7 @@ template void lm_head_losses<bf16>(Stream, Vec<float>, Mat<const bf16>, Mat<cons
 template void lm_head_loss_backward<bf16>(Stream, double*, Mat<bf16>, Mat<float>, Output, Mat<const bf16>,
                                           Mat<const bf16>, Vec<const Token>, const LmHeadOptions&, Workspace,
                                           Vec<const float>, Vec<float>);
+template void lm_head_largest_gradient<bf16>(Stream, float*, Mat<const bf16>, Mat<const bf16>, Vec<const Token>,
+                                             const LmHeadOptions&, Workspace, Vec<const float>);
 
 }  // namespace nanorun::kernels::cuda

@@ -92,6 +92,13 @@ NANORUN_DECLARE_OPS({
                              Mat<const T> w, Vec<const Token> targets, const LmHeadOptions& options,
                              Workspace workspace, Vec<const std::type_identity_t<acc_t<T>>> bias = {},
                              Vec<std::type_identity_t<acc_t<T>>> d_bias = {});
+
+  /// *maximum = max(*maximum, |d_z|) over all rows and columns, with d_z the gradient of loss_scale sum_t loss[t].
+  /// `maximum` points to the tensors' memory. LmHeadPrecision::working alone.
+  template <class T>
+  void lm_head_largest_gradient(Stream stream, acc_t<T> * maximum, Mat<const T> x, Mat<const T> w,
+                                Vec<const Token> targets, const LmHeadOptions& options, Workspace workspace,
+                                Vec<const std::type_identity_t<acc_t<T>>> bias = {});
 })
 
 }  // namespace nanorun::kernels

@@ -30,6 +30,14 @@
 
 namespace nanorun {
 
+/// Largest magnitudes of what the LM head's products read.
+struct LmHeadMagnitudes {
+  double x = 0;  ///< the norm before it
+  double w = 0;  ///< its weights
+  double g =
+      0;  ///< gradient of the sum of the tokens' losses, of the next token alone, by the logits before the softcap
+};
+
 template <class T>
 class Model {
  public:
@@ -67,7 +75,7 @@ class Model {
   /// Their collect() and share() end every step, and checkpoints hold their state().
   Fp8ScalesOf<T>& fp8_scales() { return fp8_scales_; }
 
-  // The next three evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
+  // The next four evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
   // computes in working precision. Each waits for the device.
 
   /// Mean loss of the next token.
@@ -76,6 +84,8 @@ class Model {
   std::vector<double> token_losses(Trace& trace, const Sequence& sequence, long step);
   /// Logits [vocabulary] of the token that follows token `last`. The tokens behind `last` do not matter.
   std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, long step, int last);
+
+  LmHeadMagnitudes lm_head_magnitudes(Trace& trace, const Sequence& sequence, long step);
 
   /// Memory that holds nothing between the backward pass and the next forward pass.
   kernels::Workspace idle() const { return arena_.space(); }

@@ -89,6 +89,25 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
   return logits;
 }
 
+template <class T>
+LmHeadMagnitudes Model<T>::lm_head_magnitudes(Trace& trace, const Sequence& sequence, long step) {
+  const DeviceSequence fed = forward_evaluation(trace, sequence, step);
+  const Mat<const T> x = lm_head_input(), w = parameters_.weight("head");
+  const TensorArena<Gradient> maxima(3, "the largest magnitudes");
+  ops::fill<Gradient>(stream_, maxima.span(), 0);
+  const ops::Magnitude<T> operands[] = {{&maxima.data()[0], x}, {&maxima.data()[1], w}};
+  ops::max_magnitude<T>(stream_, operands);
+  kernels::LmHeadOptions options = evaluation_lm_head_options();
+  options.loss_scale = 1;
+  ops::lm_head_largest_gradient<T>(stream_, &maxima.data()[2], x, w, fed.targets, options, validation_.workspace,
+                                   lm_head_bias());
+  validation_uploader_.release(stream_);
+  HostView<Gradient> host(maxima.span());
+  host.download(stream_);
+  ops::synchronize(stream_);
+  return {host.span()[0], host.span()[1], host.span()[2]};
+}
+
 NANORUN_INSTANTIATE(class Model);
 
 }  // namespace nanorun

@@ -8,7 +8,7 @@
 namespace nanorun {
 
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
-                const std::function<void(std::span<const Token> targets)>& seen) {
+                const std::function<void(const Sequence& sequence)>& seen) {
   std::vector<Token> row(config.validation.length + 1);
   std::vector<double> losses(data.validation_starts.size());  // added up in the order of the stream on any rank count
   ShardReader reader;
@@ -20,8 +20,8 @@ double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& dat
                     static_cast<std::uint64_t>(config.model.vocabulary));
       });
       const Sequence sequence = Sequence::of(row);
-      if (seen) seen(sequence.targets);
       const auto work = comm.watch_work();
+      if (seen) seen(sequence);
       losses[j] = model.validate(trace, sequence, step);
     }
   });

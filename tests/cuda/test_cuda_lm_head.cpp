@@ -311,6 +311,26 @@ TEST(CudaHead, LossOfEachRow) {
   }
 }
 
+/// To the rounding of z and of its gradient to bf16.
+TEST(CudaHead, LargestGradient) {
+  SKIP_WITHOUT_DEVICE();
+  const test::BlasStream stream;
+  for (const int length : {1, 136, 12300}) {
+    Problem p(length, 272, 48);
+    const std::size_t bytes = portable::lm_head_workspace<float>(length, 272, 48, LmHeadPrecision::working);
+    test::Vector<std::byte> memory(bytes + 64);
+    const std::size_t skip = 64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    float expected = 0;
+    portable::lm_head_largest_gradient<float>({}, &expected, Mat<const float>(p.x.host()), Mat<const float>(p.w.host()),
+                                              p.targets.host, working, Workspace(memory).subspan(skip));
+    const test::DeviceVector<float> maximum(test::Vector<float>{0});
+    const test::DeviceVector<std::byte> scratch(lm_head_workspace<bf16>(length, 272, 48, LmHeadPrecision::working));
+    lm_head_largest_gradient<bf16>(stream, maximum.data(), p.x.device(), p.w.device(), p.targets.device_span(), working,
+                                   {scratch.data(), scratch.size()});
+    EXPECT_NEAR(maximum.host()[0], expected, 0.01 * expected);
+  }
+}
+
 TEST(CudaHead, WeightGradientAccumulates) {
   SKIP_WITHOUT_DEVICE();
   Problem p(144, 80, 48);

@@ -35,6 +35,24 @@ class TrainedModel(FaultTest):
         self.assertEqual(given, [loss, perplexity, bits])
         self.assertNotEqual(self.evaluate(checkpoint, "--tokens", 512)[0], loss)
 
+    def test_eval_measures_the_operands_of_the_lm_head(self):
+        """On any number of ranks; those of the weights are in the checkpoint."""
+        checkpoint = self.trained()
+        pattern = re.compile(r"^head\.scale_([xwg]) +largest magnitude (\S+), saturates above head\.scale_. = (\S+); the run "
+                             r"has (\S+)$")
+        lines = [pattern.match(line.rstrip()) for line in self.command("eval", checkpoint, "--head-scales").output]
+        found = {match[1]: [float(figure) for figure in match.groups()[1:]] for match in lines if match}
+        self.assertEqual({name: figures[2] for name, figures in found.items()}, {"x": 2, "w": 512, "g": 524288})
+        for name, format_end in ("x", 448), ("w", 448), ("g", 57344):
+            magnitude, scale, _ = found[name]
+            self.assertLessEqual(magnitude * scale, format_end * 1.001)
+            self.assertGreater(magnitude * scale, format_end / 2.001)
+        self.assertLess(found["g"][0], 15 / 49152)  # no token's gradient is above the slope of the softcap, which is 1
+        self.assertGreater(found["g"][0], 0.2 / 49152)
+        again = self.command("eval", checkpoint, "--head-scales", ranks=3).output
+        self.assertEqual([line for line in again if "head.scale" in line],
+                         [match.string + "\n" for match in lines if match])
+
     def bytes_behind(self, tokens):
         """Of the first targets; documents begin with a token that stands for none."""
         sizes = [(self.folder / f"{i:02}.txt").stat().st_size for i in range(20)]

@@ -56,6 +56,7 @@ struct Result {
   double loss = 0;
   test::Vector<double> d_x, d_w;
   test::Vector<double> losses;  ///< loss of each row; only naive() returns it
+  double largest = 0;           ///< magnitude of the gradient of a logit before the softcap
 };
 
 /// Scratch memory aligned to 64 bytes.
@@ -154,6 +155,7 @@ Result naive(const Problem& p, const LmHeadOptions& o) {
           o.kind == SoftcapKind::tanh ? 1 - u[v] * u[v] : o.softcap / o.softcap_width * u[v] * (1 - u[v]);
       const double of_logit = (weights * softmax[v] / sum - of_targets[v]) * scale;
       const double g = quantised(test::e5m2, o.scale_g, of_logit * derivative);
+      result.largest = std::max(result.largest, std::abs(g));
       for (int j = 0; j < p.width; ++j) {
         result.d_x[t * p.width + j] += g * w[v * p.width + j];
         result.d_w[v * p.width + j] += g * x_t[j];
@@ -368,6 +370,27 @@ TEST(Head, EqualsTheDefinitionAcrossChunks) {
       EXPECT_NEAR(single.loss, expected.loss, 1e-6 * expected.loss);
       EXPECT_LT(test::relative_error(losses<double>(p, {.softcap = softcap}), expected.losses), 1e-13);
       EXPECT_LT(test::relative_error(losses<float>(p, {.softcap = softcap}), expected.losses), 1e-6);
+    }
+  }
+}
+
+TEST(Head, LargestGradientIsThatOfTheDefinition) {
+  const Problem p{.length = 300, .vocabulary = 70, .width = 9};
+  const test::Vector<double> x = test::convert<double>(p.x), w = test::convert<double>(p.w);
+  for (LmHeadOptions options : {LmHeadOptions{}, sigmoid_options}) {
+    for (const double loss_scale : {0.0, 3.0}) {
+      options.loss_scale = loss_scale;
+      Scratch scratch(lm_head_workspace<double>(p.length, p.vocabulary, p.width, options.precision));
+      const auto found = [&](double start) {
+        test::Vector<double> maximum{start};
+        lm_head_largest_gradient<double>({}, maximum.data(), Mat<const double>(x.data(), p.length, p.width, p.stride),
+                                         Mat<const double>(w.data(), p.vocabulary, p.width), p.targets, options,
+                                         scratch.get());
+        return maximum[0];
+      };
+      const double expected = naive(p, options).largest;
+      EXPECT_NEAR(found(0), expected, 1e-12 * expected);
+      EXPECT_EQ(found(2 * expected), 2 * expected);
     }
   }
 }
