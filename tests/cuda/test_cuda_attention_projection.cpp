@@ -143,13 +143,12 @@ TEST_P(CudaAttentionProjection, NarrowQueriesAndKeysMatchPortable) {
 /// Both sides leave rstd as it is.
 TEST_P(CudaAttentionProjection, HeadsWithoutNormMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const Shape& s :
-       {Shape{.rows = 1, .in = 64, .heads = 1, .norms = false},
-        Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .norms = false},
-        Shape{.rows = 300, .in = 576, .heads = 3, .bias = true, .norms = false},
-        Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64, .norms = false},
-        Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64, .norms = false},
-        Shape{.rows = 4096, .in = 768, .heads = 12, .bias = true, .head_dim = 64, .norms = false}}) {
+  for (const Shape& s : {Shape{.rows = 1, .in = 64, .heads = 1, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 3, .bias = true, .norms = false},
+                         Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64, .norms = false},
+                         Shape{.rows = 4096, .in = 768, .heads = 12, .bias = true, .head_dim = 64, .norms = false}}) {
     compare(s, GetParam());
   }
 }

@@ -388,7 +388,8 @@ std::string mode_name(const testing::TestParamInfo<Mode>& info) {
   const char* const sources[] = {"NoSource", "Rows", "Table"};
   const char* const factors[] = {"", "Interpolated", "Unit"};
   return std::string(sources[info.param.source]) + factors[info.param.factors] + (info.param.paired ? "Paired" : "") +
-         (info.param.key_offset ? "KeyOffset" : "") + (info.param.narrow ? "Narrow" : "") + (info.param.norms ? "" : "WithoutNorm");
+         (info.param.key_offset ? "KeyOffset" : "") + (info.param.narrow ? "Narrow" : "") +
+         (info.param.norms ? "" : "WithoutNorm");
 }
 
 INSTANTIATE_TEST_SUITE_P(

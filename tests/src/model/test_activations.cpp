@@ -67,7 +67,8 @@ TEST(Activations, OfQueriesAndKeysWithoutNormHaveNoFactors) {
   const std::size_t normed = bytes(config, length, Mode::training);
   config.model.qk_norm = false;
   const std::size_t attending = config.model.layers - config.model.layers_without_attention.size();
-  EXPECT_EQ(normed - bytes(config, length, Mode::training), attending * length * 2 * config.model.heads * sizeof(float));
+  EXPECT_EQ(normed - bytes(config, length, Mode::training),
+            attending * length * 2 * config.model.heads * sizeof(float));
 }
 
 /// The backward pass of the LM head writes d_final_norm, and its scratch takes the place of the gradients of the
