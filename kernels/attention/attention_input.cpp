@@ -26,16 +26,11 @@ KOKKOS_FUNCTION T live_squares(const T* x, Pairs pairs) {
   return dot(x, x, pairs.live) + dot(x + pairs.half, x + pairs.half, pairs.live);
 }
 
-/// 1 / sqrt(mean square + eps) of one head.
+/// y = R norm(x) on one head, with cosines c and sines s; returns rstd.
 template <class T>
-KOKKOS_FUNCTION T inverse_rms(const T* x, Pairs pairs, T eps) {
-  return 1 / std::sqrt(live_squares(x, pairs) / (2 * pairs.live) + eps);
-}
-
-/// y = R (rstd x) on one head, with cosines c and sines s.
-template <class T>
-KOKKOS_FUNCTION void scale_rotate(T* y, const T* x, T rstd, const T* c, const T* s, Pairs pairs) {
+KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, Pairs pairs, T eps) {
   const int half = pairs.half;
+  const T rstd = 1 / std::sqrt(live_squares(x, pairs) / (2 * pairs.live) + eps);
 #pragma omp simd
   for (int j = 0; j < pairs.live; ++j) {
     const T x1 = x[j] * rstd, x2 = x[j + half] * rstd;
@@ -43,6 +38,29 @@ KOKKOS_FUNCTION void scale_rotate(T* y, const T* x, T rstd, const T* c, const T*
     y[j + half] = x2 * c[j] - x1 * s[j];
   }
   clear_dead(y, pairs);
+  return rstd;
+}
+
+/// y = R x on one head without dead dims.
+template <class T>
+KOKKOS_FUNCTION void rotate(T* y, const T* x, const T* c, const T* s, int half) {
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T x1 = x[j], x2 = x[j + half];
+    y[j] = x1 * c[j] + x2 * s[j];
+    y[j + half] = x2 * c[j] - x1 * s[j];
+  }
+}
+
+/// d_x = Rᵀ d_y, which may be the same head.
+template <class T>
+KOKKOS_FUNCTION void rotate_backward(T* d_x, const T* d_y, const T* c, const T* s, int half) {
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T g1 = d_y[j], g2 = d_y[j + half];
+    d_x[j] = g1 * c[j] - g2 * s[j];
+    d_x[j + half] = g1 * s[j] + g2 * c[j];
+  }
 }
 
 /// A head whose still dims lie in the next row, with `keeps` in its own as well.
@@ -57,9 +75,11 @@ struct OffsetHead {
   }
 };
 
-/// mean(d_y y) over the live dims. A Head is a pointer or an OffsetHead.
+/// d_x of norm_rotate: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken of the
+/// rotated vectors. A Head is a pointer or an OffsetHead; the elements of `d_x` may be those of `d_y`.
 template <class T, class Head>
-KOKKOS_FUNCTION T mean_product(const Head& y, const Head& d_y, Pairs pairs) {
+KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, T rstd, const Head& d_y, const T* c, const T* s,
+                                          Pairs pairs) {
   const int half = pairs.half;
   T sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -68,19 +88,10 @@ KOKKOS_FUNCTION T mean_product(const Head& y, const Head& d_y, Pairs pairs) {
 #pragma omp simd reduction(+ : sum)
     for (int j = half; j < half + pairs.live; ++j) sum += d_y[j] * y[j];
   }
-  return sum / (2 * pairs.live);
-}
-
-/// d_x of norm and rotation: rstd Rᵀ (d_y - y mean(d_y y)). A rotation preserves inner products, so the mean is taken
-/// of the rotated vectors. Without norm rstd and mean are 1 and 0. The elements of `d_x` may be those of `d_y`.
-template <class T, class Head>
-KOKKOS_FUNCTION void norm_rotate_backward(T* d_x, const Head& y, const T* rstd, const Head& d_y, const T* c, const T* s,
-                                          Pairs pairs) {
-  const int half = pairs.half;
-  const T r = rstd ? *rstd : T(1), mean = rstd ? mean_product<T>(y, d_y, pairs) : T(0);
+  const T mean = sum / (2 * pairs.live);
 #pragma omp simd
   for (int j = 0; j < pairs.live; ++j) {
-    const T g1 = r * (d_y[j] - y[j] * mean), g2 = r * (d_y[j + half] - y[j + half] * mean);
+    const T g1 = rstd * (d_y[j] - y[j] * mean), g2 = rstd * (d_y[j + half] - y[j + half] * mean);
     d_x[j] = g1 * c[j] - g2 * s[j];
     d_x[j + half] = g1 * s[j] + g2 * c[j];
   }
@@ -187,15 +198,18 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_out, Mat<acc_t<T>> rstd
   const int width = v_out.cols, half = width / rotary.heads / 2;
   const Pairs pairs{half, rotary.live(half)};
   const int tokens = qk.rows - (rotary.key_offset ? 1 : 0);
-  assert(!rotary.norms || rstd.rows == tokens);
+  assert(rotary.norms ? rstd.rows == tokens : !rotary.key_offset && pairs.all());
   for_rows("attention_input_forward", tokens, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
-      const T scale = rotary.norms ? inverse_rms(from + first, pairs, static_cast<T>(eps)) : T(1);
-      if (rotary.norms) rstd.row(t)[head] = scale;
-      scale_rotate(to + first, from + first, scale, rotary.cos.row(angles), rotary.sin.row(angles), pairs);
+      if (!rotary.norms) {
+        rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half);
+        continue;
+      }
+      rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), pairs,
+                                      static_cast<T>(eps));
     }
     add_value_residual(v_out.row(t), from + 2 * width, t, width, residual);
   });
@@ -210,21 +224,25 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
   const int width = d_q.cols, half = width / rotary.heads / 2, first_still = rotary.first_still(half);
   const Pairs pairs{half, rotary.live(half)};
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
+  assert(rotary.norms || (!rotary.key_offset && pairs.all()));
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
       const T *const y = qk.row(t) + first, *const c = rotary.cos.row(angles), *const s = rotary.sin.row(angles);
       const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
       T* const d_x = d_qkv.row(t) + first;
-      const T* const r = rotary.norms ? &rstd.row(t)[head] : nullptr;
+      if (!rotary.norms) {
+        rotate_backward(d_x, d_y, c, s, half);
+        continue;
+      }
       if (first < width || !rotary.key_offset) {
-        norm_rotate_backward(d_x, y, r, d_y, c, s, pairs);
+        norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, pairs);
         continue;
       }
       const OffsetHead<T> k{.x = y, .next = y + qk.ld, .half = half, .first_still = first_still, .keeps = false};
       const T* const next = t + 1 < d_k.rows ? d_y + d_k.ld : nullptr;
       const OffsetHead<T> d{.x = d_y, .next = next, .half = half, .first_still = first_still, .keeps = t == 0};
-      norm_rotate_backward(d_x, k, r, d, c, s, pairs);
+      norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, pairs);
     }
   });
   const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);

@@ -7,7 +7,8 @@
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
-// Without norm (model.qk_norm = false), q' = R_t q and k' = R_t k, and rstd is neither written nor read.
+// Without norm (model.qk_norm = false), q' = R_t q and k' = R_t k, and rstd is neither written nor read; heads have
+// neither dead dims nor a key offset then.
 //
 // Q and K may be narrower than the heads, with L < D/2 live pairs (model.qk_dims): only the dims j and j + D/2 with j <
 // L take part, and the mean of the norm is that of these 2 L. The others are dead: whatever q and k hold there, q' and
@@ -98,8 +99,7 @@ NANORUN_DECLARE_OPS({
   /// which holds v' with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D
   /// columns of `d_qkv` unless keys are offset, and `d_v` the last. With `unit_source` the source is not read.
   /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32; L
-  /// and with a key offset S are multiples of 8; without norm heads are neither offset nor have dead dims; else
-  /// std::invalid_argument. d_q lies in panels, as attention_backward
+  /// and with a key offset S are multiples of 8; else std::invalid_argument. d_q lies in panels, as attention_backward
   /// leaves it. All sums have a fixed order. The stream needs create_sums().
   template <class T>
   void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGradients<T>& d_residual,
