@@ -22,6 +22,7 @@
 #include "kernels/optimizer/adam.hpp"
 #include "kernels/optimizer/adam_rows.hpp"
 #include "kernels/optimizer/average.hpp"
+#include "kernels/optimizer/clip.hpp"
 #include "kernels/optimizer/muon.hpp"
 #include "kernels/optimizer/muon_scalars.hpp"
 #include "kernels/optimizer/outer_nesterov.hpp"

@@ -41,6 +41,28 @@ KOKKOS_FUNCTION T norm_rotate(T* y, const T* x, const T* c, const T* s, Pairs pa
   return rstd;
 }
 
+/// y = R x on one head without dead dims.
+template <class T>
+KOKKOS_FUNCTION void rotate(T* y, const T* x, const T* c, const T* s, int half) {
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T x1 = x[j], x2 = x[j + half];
+    y[j] = x1 * c[j] + x2 * s[j];
+    y[j + half] = x2 * c[j] - x1 * s[j];
+  }
+}
+
+/// d_x = Rᵀ d_y, which may be the same head.
+template <class T>
+KOKKOS_FUNCTION void rotate_backward(T* d_x, const T* d_y, const T* c, const T* s, int half) {
+#pragma omp simd
+  for (int j = 0; j < half; ++j) {
+    const T g1 = d_y[j], g2 = d_y[j + half];
+    d_x[j] = g1 * c[j] - g2 * s[j];
+    d_x[j + half] = g1 * s[j] + g2 * c[j];
+  }
+}
+
 /// A head whose still dims lie in the next row, with `keeps` in its own as well.
 template <class T>
 struct OffsetHead {
@@ -175,12 +197,17 @@ void attention_input_forward(Stream, Mat<T> qk, Mat<T> v_out, Mat<acc_t<T>> rstd
                              const Rotary<T>& rotary, const ValueResidual<T>& residual, double eps) {
   const int width = v_out.cols, half = width / rotary.heads / 2;
   const Pairs pairs{half, rotary.live(half)};
-  assert(qk.rows == rstd.rows + (rotary.key_offset ? 1 : 0));
-  for_rows("attention_input_forward", rstd.rows, [=] KOKKOS_FUNCTION(int t) {
+  const int tokens = qk.rows - (rotary.key_offset ? 1 : 0);
+  assert(rotary.norms ? rstd.rows == tokens : !rotary.key_offset && pairs.all());
+  for_rows("attention_input_forward", tokens, [=] KOKKOS_FUNCTION(int t) {
     T* to = qk.row(t);
     const T* from = qkv.row(t);
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
+      if (!rotary.norms) {
+        rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), half);
+        continue;
+      }
       rstd.row(t)[head] = norm_rotate(to + first, from + first, rotary.cos.row(angles), rotary.sin.row(angles), pairs,
                                       static_cast<T>(eps));
     }
@@ -197,12 +224,17 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
   const int width = d_q.cols, half = width / rotary.heads / 2, first_still = rotary.first_still(half);
   const Pairs pairs{half, rotary.live(half)};
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
+  assert(rotary.norms || (!rotary.key_offset && pairs.all()));
   for_rows("attention_input_backward", d_q.rows, [=] KOKKOS_FUNCTION(int t) {
     for (int head = 0; head < 2 * rotary.heads; ++head) {
       const int first = head * 2 * half, angles = rotary.row(t, head);
       const T *const y = qk.row(t) + first, *const c = rotary.cos.row(angles), *const s = rotary.sin.row(angles);
       const T* const d_y = first < width ? d_q.row(t) + first : d_k.row(t) + first - width;
       T* const d_x = d_qkv.row(t) + first;
+      if (!rotary.norms) {
+        rotate_backward(d_x, d_y, c, s, half);
+        continue;
+      }
       if (first < width || !rotary.key_offset) {
         norm_rotate_backward(d_x, y, rstd.row(t)[head], d_y, c, s, pairs);
         continue;

@@ -99,22 +99,31 @@ __device__ void value_residual_backward(bf16* d_v, ValueResidualColumns& x, floa
   store_rounded(d_v, d);
 }
 
-/// d_x = r Rᵀ (d_y - y mean(d_y y)) on a thread's columns; all lanes of a warp must call it, for the mean.
+/// d_x = r Rᵀ (d_y - y mean(d_y y)) on a thread's columns, or without norm Rᵀ d_y. All lanes of a warp must call it,
+/// for the mean.
+template <bool norms>
 __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, const Vector<float, 8>& c,
                                      const Vector<float, 8>& s, const Units& shape) {
-  const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
-  const float mean = sum / (2 * shape.live);
+  float mean = 0;
+  if constexpr (norms) {
+    const float sum = group_sum(dot(d_y.first, y.first) + dot(d_y.second, y.second), shape.per_head);
+    mean = sum / (2 * shape.live);
+  }
   Pair d_x;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    const float g1 = r * (d_y.first.v[k] - y.first.v[k] * mean), g2 = r * (d_y.second.v[k] - y.second.v[k] * mean);
+    float g1 = d_y.first.v[k], g2 = d_y.second.v[k];
+    if constexpr (norms) {
+      g1 = r * (g1 - y.first.v[k] * mean);
+      g2 = r * (g2 - y.second.v[k] * mean);
+    }
     d_x.first.v[k] = g1 * c.v[k] - g2 * s.v[k];
     d_x.second.v[k] = g1 * s.v[k] + g2 * c.v[k];
   }
   return d_x;
 }
 
-template <bool key_offset>
+template <bool key_offset, bool norms>
 __global__ void __launch_bounds__(block_threads, resident_per_sm)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueResidualGradients<bf16> d_residual,
                                     Mat<const bf16> qk, Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
@@ -136,17 +145,19 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
       d_q_out = {load_panel(d_q, at.row, first), load_panel(d_q, at.row, first + shape.half)};
       d_k_out = key_offset ? load_key_gradient(d_k, at.row, k_row, first, shape.half)
                            : load_pair(d_k.row(at.row) + first, shape.half);
-      q = load_pair(qk.row(at.row) + first, shape.half);
-      k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
+      if constexpr (norms) {
+        q = load_pair(qk.row(at.row) + first, shape.half);
+        k = load_pair(qk.row(k_row) + shape.width + first, shape.half);
+      }
     }
     const int angles = rotary.row(at.row, at.head);
     const Vector<float, 8> c = load_vector<8>(rotary.cos.row(angles) + pair),
                            s = load_vector<8>(rotary.sin.row(angles) + pair);
-    const float* const r = rstd.row(at.row) + at.head;
-    const Pair d_q_in = norm_rotate_backward(d_q_out, q, r[0], c, s, shape);
+    const float* const r = norms ? rstd.row(at.row) + at.head : nullptr;
+    const Pair d_q_in = norm_rotate_backward<norms>(d_q_out, q, norms ? r[0] : 1, c, s, shape);
     bf16* const d_x = d_qkv.row(at.row);
     if (inside) store_pair(d_x + first, shape.half, d_q_in);
-    const Pair d_k_in = norm_rotate_backward(d_k_out, k, r[shape.heads], c, s, shape);
+    const Pair d_k_in = norm_rotate_backward<norms>(d_k_out, k, norms ? r[shape.heads] : 1, c, s, shape);
     if (!inside) continue;
     // Groups of 4 columns, so that a warp's accesses to d_source are contiguous. All are read before any is written.
     const int source = residual.source ? residual.source_row(at.row) : 0;
@@ -187,6 +198,9 @@ Units units_of(const char* op, int rows, int width, const Rotary<bf16>& rotary) 
   if (live % 8 != 0 || first_still % 8 != 0) {
     throw std::invalid_argument(std::string(op) + ": live and turning pairs must be multiples of 8");
   }
+  if (!rotary.norms && (rotary.key_offset || live < half)) {
+    throw std::invalid_argument(std::string(op) + ": heads without norm have neither a key offset nor dead dims");
+  }
   return {ceil_div(rows, unit_rows) * heads, static_cast<int>(per_head), rows, heads, half, live, first_still, width};
 }
 
@@ -221,8 +235,9 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGr
   assert(!d_residual.d_source || !d_residual.d_rows);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks());
-  const auto kernel =
-      rotary.key_offset ? attention_input_backward_kernel<true> : attention_input_backward_kernel<false>;
+  const auto kernel = !rotary.norms       ? attention_input_backward_kernel<false, false>
+                      : rotary.key_offset ? attention_input_backward_kernel<true, true>
+                                          : attention_input_backward_kernel<false, true>;
   launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_residual, qk, rstd, v, d_q, d_k, d_v, d_v_extra,
          rotary, residual, OrderedSum(stream));
 }

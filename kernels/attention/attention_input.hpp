@@ -7,6 +7,8 @@
 //   with c = cos[t,j], s = sin[t,j], 0 <= j < D/2.
 // Shapes: qkv [T, 3 H D] (columns: all of q, then k, then v; head-major); qk = [q' k'] [T, 2 H D]; v', v, u [T, H D];
 // cos, sin [T, D/2]; rstd [T, 2 H] (q heads, then k heads), the factors 1 / sqrt(mean square + eps) of the norms.
+// Without norm (model.qk_norm = false), q' = R_t q and k' = R_t k, and rstd is neither written nor read; heads have
+// neither dead dims nor a key offset then.
 //
 // Q and K may be narrower than the heads, with L < D/2 live pairs (model.qk_dims): only the dims j and j + D/2 with j <
 // L take part, and the mean of the norm is that of these 2 L. The others are dead: whatever q and k hold there, q' and
@@ -76,6 +78,7 @@ struct Rotary {
   bool key_offset = false;  ///< D is a multiple of 4
   int live_pairs = 0;       ///< L; 0: D/2
   int still_from = 0;       ///< S; 0: D/4
+  bool norms = true;        ///< q and k are normed
 
   /// L and S, with D/2.
   constexpr int live(int half) const { return live_pairs > 0 ? live_pairs : half; }

@@ -17,8 +17,8 @@ using namespace sm90;
 /// Element 4 i + 2 r + j of a fragment has row row(tile, r) and column 8 i + column() + j of a tile. With `paired`,
 /// every other head takes row 2 t + 1 of the angles, the others row 2 t. Where heads have 64 columns, the first half of
 /// a tile may be one of keys and the second one of values. `narrow`: heads may have dead dims, and any dims may stand
-/// still.
-template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands>
+/// still. `norms`: q and k are normed.
+template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands, bool norms = true>
 struct AttentionProjection {
   static constexpr int half = head_dim / 2;
   static_assert(tile_n % head_dim == 0);
@@ -168,8 +168,11 @@ struct AttentionProjection {
         c[i] = *reinterpret_cast<const float2*>(cos.row(at) + 8 * i + column());
         s[i] = *reinterpret_cast<const float2*>(sin.row(at) + 8 * i + column());
       }
-      const float scale = inverse_rms(head, r);
-      if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[at_head] = scale;
+      float scale = 1;
+      if constexpr (norms) {
+        scale = inverse_rms(head, r);
+        if (column() == 0 && row(tile, r) < tokens) rstd.row(row(tile, r))[at_head] = scale;
+      }
 #pragma unroll
       for (int i = 0; i < half / 8; ++i) {
         float* const first = head + 4 * i + 2 * r;
@@ -233,13 +236,13 @@ struct Product {
   const float *bias = nullptr, *factor = nullptr;
 };
 
-template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands>
+template <int head_dim, bool paired, bool has_bias, bool narrow, class Operands, bool norms = true>
 void project(const char* name, Stream stream, Mat<bf16> qkv, Mat<bf16> v_out, Mat<float> rstd,
              const Product<Operands>& product, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual,
              double eps) {
   const int width = v_out.cols;
   const Mat<const Operands>& x = product.x;
-  AttentionProjection<head_dim, paired, has_bias, narrow, Operands> op{};
+  AttentionProjection<head_dim, paired, has_bias, narrow, Operands, norms> op{};
   op.bias = product.bias;
   op.factor = product.factor;
   op.qkv = staged_map(qkv.row_block(0, x.rows));
@@ -287,13 +290,23 @@ Heads heads_of(const char* name, [[maybe_unused]] Mat<bf16> qkv, Mat<bf16> v_out
     refuse("live and turning pairs must be multiples of 8");
   }
   if (rotary.paired && rotary.heads % 2 != 0) refuse("a head has no pair");
+  if (!rotary.norms && (rotary.paired || rotary.key_offset || heads.narrow)) {
+    refuse("heads without norm are not paired and have neither a key offset nor dead dims");
+  }
   require_vectors(name, rotary.cos);
   require_vectors(name, rotary.sin);
   require_vectors(name, residual.source);
   return heads;
 }
 
-/// Calls run with the kernel for such heads without a bias.
+/// Calls run with the kernel for heads without norm.
+template <bool has_bias, class Run>
+void choose_without_norm(Heads heads, const Run& run) {
+  run(heads.wide ? project<128, false, has_bias, false, bf16, false>
+                 : project<64, false, has_bias, false, bf16, false>);
+}
+
+/// Calls run with the kernel for such heads, normed and without a bias.
 template <class Operands, class Run>
 void choose(Heads heads, bool paired, const Run& run) {
   if (heads.narrow) {
@@ -319,6 +332,8 @@ void attention_projection_forward(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<a
   if (x.rows == 0) return;
   const Product<bf16> product{x, w, bias.data()};
   const auto run = [&](auto project) { project(name, stream, qkv, v_out, rstd, product, rotary, residual, eps); };
+  if (!rotary.norms)
+    return bias.empty() ? choose_without_norm<false>(heads, run) : choose_without_norm<true>(heads, run);
   if (!bias.empty())
     return run(heads.wide ? project<128, false, true, false, bf16> : project<64, false, true, false, bf16>);
   choose<bf16>(heads, rotary.paired, run);
@@ -330,6 +345,7 @@ void attention_projection_forward_fp8(Stream stream, Mat<T> qkv, Mat<T> v_out, M
                                       const ValueResidual<T>& residual, double eps) {
   constexpr const char* name = "attention_projection_forward_fp8";
   const Heads heads = heads_of(name, qkv, v_out, xq.rows, wq.rows, rotary, residual);
+  if (!rotary.norms) throw std::invalid_argument(std::string(name) + ": heads must be normed");
   if (xq.rows == 0) return;
   const auto operand = [](Mat<const fp8> q) {
     return Mat<const e4m3>(reinterpret_cast<const e4m3*>(q.data), q.rows, q.cols, q.ld);

@@ -30,6 +30,7 @@ constexpr const char* read_by_python[] = {
     "heads",
     "head_dim",
     "qk_dims",
+    "qk_norm",
     "layers",
     "mlp_ratio",
     "norm_eps",

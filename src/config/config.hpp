@@ -79,6 +79,7 @@ struct ModelConfig {
   std::vector<double> rotary_frequencies;
   double attention_scale = 0;
   double attention_scale_narrow = 0;
+  bool qk_norm = true;
   double softcap = 15;
   kernels::SoftcapKind softcap_kind = kernels::SoftcapKind::tanh;
   double softcap_shift = 0, softcap_width = 1;
@@ -237,6 +238,7 @@ struct DataConfig {
 
 struct OptimizerConfig {
   MatrixRule matrix_rule = MatrixRule::muon;
+  double clip_norm = 0;
   DecayKind decay_kind = DecayKind::cautious;
   double muon_lr = 0.05;
   double muon_momentum_first = 0.85;

@@ -114,6 +114,21 @@ void check_slow_momentum(Rules& rules) {
                 "optimizer.momentum_mix_from = {} must be below train.steps = {}", optimizer.momentum_mix_from, steps);
 }
 
+/// Gradients that are summed over several steps have no norm of one.
+void check_clipping(Rules& rules) {
+  const Config& config = rules.config;
+  const double norm = config.optimizer.clip_norm;
+  if (norm == 0) return;
+  rules.require(config.optimizer.adam_period == 1, {"optimizer.clip_norm", "optimizer.adam_period"},
+                "optimizer.clip_norm = {} needs optimizer.adam_period = 1, as it clips the gradients of one step",
+                norm);
+  for (std::size_t i = 0; i < config.group.size(); ++i) {
+    const std::string period = fmt::format("group.{}.period", i);
+    rules.require(config.group[i].period == 0, {"optimizer.clip_norm", period},
+                  "optimizer.clip_norm = {} clips the gradients of one step: leave out {}", norm, period);
+  }
+}
+
 /// Whether the tensors of a group are tables is for check_group_rules() to say.
 void check_group(Rules& rules, int i) {
   const Config& config = rules.config;
@@ -147,6 +162,7 @@ void check_optimizer(Rules& rules) {
                 "optimizer.outer_every = {} must be at most train.steps = {}", optimizer.outer_every, train.steps);
   for (int i = 0; i < static_cast<int>(config.group.size()); ++i) check_group(rules, i);
   check_slow_momentum(rules);
+  check_clipping(rules);
   if (!config.model.tied_head) {
     rules.require(train.untie_step == 0, {"train.untie_step", "model.tied_head"},
                   "train.untie_step = {} needs model.tied_head", train.untie_step);

@@ -261,6 +261,19 @@ void check_key_offset(Rules& rules) {
   }
 }
 
+/// Queries and keys without norm.
+void check_qk_norm(Rules& rules) {
+  const ModelConfig& model = rules.config.model;
+  if (model.qk_norm) return;
+  const auto refuse_where = [&](bool used, const char* key) {
+    rules.require(!used, {"model.qk_norm", key}, "model.qk_norm = false does not go together with {}", key);
+  };
+  refuse_where(!model.paired_layers.empty(), "model.paired_layers");
+  refuse_where(!model.key_offset_layers.empty(), "model.key_offset_layers");
+  refuse_where(!model.qk_dims.empty(), "model.qk_dims");
+  refuse_where(rules.config.fp8.qkv.forward != Fp8Forward::working, "fp8.qkv.forward");
+}
+
 /// What attention does beyond softmax.
 void check_attention(Rules& rules) {
   const Config& config = rules.config;
@@ -272,6 +285,7 @@ void check_attention(Rules& rules) {
                 turning_pairs(model), model.qk_dims.empty() ? "model.head_dim" : "the widest of model.qk_dims",
                 widest_qk_dim(model));
   check_key_offset(rules);
+  check_qk_norm(rules);
   if (model.paired_layers.empty()) return;
   rules.require(model.heads % 2 == 0, {"model.paired_layers", "model.heads"},
                 "model.paired_layers pairs heads: model.heads = {} must be even", model.heads);

@@ -24,6 +24,8 @@ std::vector<Key> model_keys() {
        "value_path = \"embeddings\": tables n of value embeddings, used on the first n layers and again on the last n"},
       {NANORUN_KEY(model, layers_without_attention), trains, between(0, max_layers - 1),
        "layers, counted from 0, that have only the MLP"},
+      {NANORUN_KEY(model, qk_norm), trains, any(),
+       "whether queries and keys are normed over each head before rotary turns them"},
       {NANORUN_KEY(model, rotary), trains, any(), "rotary frequencies: all pairs turn, or only the first half of them"},
       {NANORUN_KEY(model, rotary_base), trains, above(1), "base of the rotary frequencies"},
       {NANORUN_KEY(model, rotary_frequencies), trains, at_least(0),

@@ -29,6 +29,7 @@ Json json_of(const StepMetrics& s) {
   json["momentum"] = s.momentum;
   json["window"] = s.window;
   json["gradient_norm"] = s.gradient_norm;
+  if (s.clip_factor) json["clip_factor"] = *s.clip_factor;
   if (s.device_memory > 0) json["device_memory_bytes"] = s.device_memory;
   if (s.gpu_rank) {
     json["gpu_rank"] = *s.gpu_rank;
@@ -66,7 +67,7 @@ struct LineKey {
   bool of_validation = false;  ///< the same for a validation
 };
 
-constexpr std::array<LineKey, 21> line_keys = {
+constexpr std::array<LineKey, 22> line_keys = {
     {{.name = "step", .integer = true, .of_step = true, .of_validation = true},
      {.name = "loss", .of_step = true},
      {.name = "loss_weights"},
@@ -79,6 +80,7 @@ constexpr std::array<LineKey, 21> line_keys = {
      {.name = "momentum", .of_step = true},
      {.name = "window", .integer = true, .of_step = true},
      {.name = "gradient_norm", .of_step = true},
+     {.name = "clip_factor"},
      {.name = "gpu_rank", .integer = true},
      {.name = "gpu_clock_mhz"},
      {.name = "step_ms"},

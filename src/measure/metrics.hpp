@@ -18,13 +18,14 @@ struct StepMetrics {
   std::optional<double> loss_weights = {};
   double seconds = 0;  ///< time of this step
   double tokens_per_second = 0;
-  std::uint64_t tokens = 0;        ///< tokens of all steps so far
-  double train_seconds = 0;        ///< time of all steps so far
-  std::optional<double> mfu = {};  ///< model FLOPs utilisation; absent where the devices' peak is not known
-  double lr_factor = 0;            ///< schedule's factor on every learning rate
-  double momentum = 0;             ///< Muon's
-  int window = 0;                  ///< long attention window, in tokens
-  double gradient_norm = 0;        ///< l2 norm of the gradient of the step's mean loss
+  std::uint64_t tokens = 0;                ///< tokens of all steps so far
+  double train_seconds = 0;                ///< time of all steps so far
+  std::optional<double> mfu = {};          ///< model FLOPs utilisation; absent where the devices' peak is not known
+  double lr_factor = 0;                    ///< schedule's factor on every learning rate
+  double momentum = 0;                     ///< Muon's
+  int window = 0;                          ///< long attention window, in tokens
+  double gradient_norm = 0;                ///< l2 norm of the gradient of the step's mean loss
+  std::optional<double> clip_factor = {};  ///< on the gradients, 1 or less; absent where the deck does not clip
   /// Largest memory in use on the device of rank 0 that was seen so far, by all processes, in bytes; 0 in the CPU
   /// build.
   std::uint64_t device_memory = 0;

@@ -46,7 +46,7 @@ void allocate_attention(AttentionActivations<T>& saved, const ModelConfig& model
   if (!saved.qkv) saved.qkv = take_qkv<T>(model, plan, length, allocator);
   const Mat<T> v = saved.qkv.row_block(0, length).col_block(2 * model.width, model.width);
   saved.v_mixed = plan.takes_up_values ? stream() : v;
-  saved.rstd_qk = per_head(2 * model.heads);
+  if (model.qk_norm) saved.rstd_qk = per_head(2 * model.heads);
   saved.y = stream();
   acc_t<T>* const lse = allocator.take<acc_t<T>>(static_cast<std::size_t>(length) * model.heads);
   const int pairing = plan.pairs_heads ? 2 : 1;

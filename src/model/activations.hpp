@@ -52,7 +52,7 @@ struct AttentionActivations {
   kernels::Mat<T> qkv;                      ///< q and k after norm and rotary, v as projected [T, 3d]; with an offset
                                             ///< of the keys [T + 1, 3d]
   kernels::Mat<T> v_mixed;                  ///< values that attention reads; v of qkv unless takes_up_values [T, d]
-  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< rstd of the norms of q and k [T, 2H]
+  kernels::Mat<kernels::acc_t<T>> rstd_qk;  ///< rstd of the norms of q and k [T, 2H], with model.qk_norm
   kernels::Mat<T> value_rows;               ///< rows of the gated value embedding; scratch unless kept [T, d]
   kernels::Mat<kernels::acc_t<T>> value_gate;  ///< gates of value_rows, where MUDD does not give them [T, H]
   kernels::Mat<T> y;                           ///< what the heads give [T, d]

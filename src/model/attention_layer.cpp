@@ -205,6 +205,7 @@ ops::Rotary<T> AttentionLayer<T>::rotary(const Feed<T>& feed, const BlockPlan& p
   rotary.key_offset = plan.offsets_keys;
   rotary.live_pairs = plan.qk_dim / 2;
   if (plan.offsets_keys) rotary.still_from = turning_pairs(model_);
+  rotary.norms = model_.qk_norm;
   return rotary;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Attention of one layer: the QKV projection with QK norm, rotary embedding and what the values take up; softmax
-// attention; what is done to the heads; the output projection. With fp8.qkv.forward = "e4m3" training sequences round
-// the operands of the projection to e4m3; the backward pass takes them unrounded, or with a fp8.qkv.gradient the
-// rounded ones, and rounds the gradients.
+// Attention of one layer: the QKV projection with QK norm (model.qk_norm), rotary embedding and what the values take
+// up; softmax attention; what is done to the heads; the output projection. With fp8.qkv.forward = "e4m3" training
+// sequences round the operands of the projection to e4m3; the backward pass takes them unrounded, or with a
+// fp8.qkv.gradient the rounded ones, and rounds the gradients.
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"

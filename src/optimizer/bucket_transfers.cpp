@@ -1,10 +1,17 @@
 #include "src/optimizer/bucket_transfers.hpp"
 
 #include <array>
+#include <numeric>
 
 #include "src/base/instantiate.hpp"
 
 namespace nanorun {
+
+namespace {
+
+constexpr std::array gather_order{Level::between, Level::inside};
+
+}  // namespace
 
 template <class T>
 BucketTransfers<T>::BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows,
@@ -17,6 +24,7 @@ BucketTransfers<T>::~BucketTransfers() {
     ops::destroy_event(events.reduced);
     ops::destroy_event(events.gathered);
   }
+  ops::destroy_event(numbers_gathered_);
   ops::destroy_event(handed_over_);
 }
 
@@ -42,9 +50,17 @@ void BucketTransfers<T>::await_gradients(Trace& trace, const OwnedBucket<T>& own
 
 template <class T>
 void BucketTransfers<T>::all_gather(Trace& trace, const OwnedBucket<T>& owned) {
-  constexpr std::array order{Level::between, Level::inside};
-  transfer(trace, Phase::gather_weights, order, events_[owned.index].gathered,
+  transfer(trace, Phase::gather_weights, gather_order, events_[owned.index].gathered,
            [&](Level level) { gather(level, owned); });
+}
+
+template <class T>
+void BucketTransfers<T>::all_gather_numbers(Trace& trace, std::span<double> of_parts) {
+  Bounds bounds(of_parts.size() + 1);
+  std::iota(bounds.begin(), bounds.end(), std::size_t{0});
+  transfer(trace, Phase::reduce_gradients, gather_order, numbers_gathered_,
+           [&](Level level) { comm_.all_gather(level, of_parts, bounds); });
+  await(trace, Phase::reduce_gradients, numbers_gathered_);
 }
 
 template <class T>
@@ -56,7 +72,7 @@ template <class T>
 void BucketTransfers<T>::all_gather_now(const std::vector<OwnedBucket<T>>& buckets) {
   if (comm_.size() == 1) return;
   for (const OwnedBucket<T>& owned : buckets) {
-    for (const Level level : {Level::between, Level::inside}) gather(level, owned);
+    for (const Level level : gather_order) gather(level, owned);
   }
   comm_.synchronize();
 }

@@ -32,6 +32,9 @@ class BucketTransfers {
   void all_gather(Trace& trace, const OwnedBucket<T>& owned);
   /// Ops enqueued from now on wait for the other ranks' weights.
   void await_weights(Trace& trace, const OwnedBucket<T>& owned);
+  /// Gives all ranks numbers of which each has written that of its part, [ranks] in memory that was prepared by
+  /// TensorComm::share(). Ops enqueued from now on wait for them.
+  void all_gather_numbers(Trace& trace, std::span<double> of_parts);
   /// Collective, outside of steps, once the owned weights are complete: every rank gets all weights. Waits for the
   /// device.
   void all_gather_now(const std::vector<OwnedBucket<T>>& buckets);
@@ -50,7 +53,8 @@ class BucketTransfers {
   const TouchedRows& rows_;
   kernels::Stream compute_;
   ops::Event handed_over_ = ops::create_event();  ///< marks what the compute stream hands to the stream of collectives
-  std::vector<Events> events_;                    ///< by OwnedBucket::index
+  ops::Event numbers_gathered_ = ops::create_event();
+  std::vector<Events> events_;  ///< by OwnedBucket::index
 };
 
 }  // namespace nanorun

@@ -59,6 +59,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       buckets_(own_buckets(gradients)),
       batches_(shape_batches()),
       transfers_(buckets_.size(), comm, rows, stream),
+      clipping_(config, comm, stream),
       tied_lm_head_(config, table, buckets_),
       averages_(config, buckets_, stream),
       slabs_(config, buckets_, stream),
@@ -179,11 +180,12 @@ void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
 
 template <class T>
 void Optimizer<T>::warm_up(Trace& trace) {
+  if (clipping_) clip_gradients(trace, 0);
   for (const auto& batch : batches_) update(trace, batch, period_ - 1);
   for (const Owned& owned : buckets_) {
     if (!owned.rule->batches_shapes()) owned.rule->update(context(trace), std::array{&owned}, owned.updates.first());
   }
-  squares_.collect(stream_);
+  collect();
   for (std::size_t row = 0; row < config_.average.size(); ++row) averages_.begin(row);
   for (const Owned& owned : buckets_) owned.step_outer(stream_, config_.optimizer);
   clear_state();
@@ -241,8 +243,9 @@ void Optimizer<T>::start_reduce_scatter(Trace& trace, int layer, long step) {
     if (owned.bucket.layer == layer && !owned.bucket.fixed()) transfers_.reduce_scatter(trace, owned);
   }
   // What is left of the backward pass behind the first block is too short for a table's gradients to arrive in. Before
-  // an outer step weights cannot leave.
-  if (layer >= 0 && !comm_.occupies_sms() && !outer_due(config_, step)) update_tables(trace, layer + 1, step);
+  // an outer step weights cannot leave. The norm by which gradients are clipped is that of all.
+  const bool updates = layer >= 0 && !comm_.occupies_sms() && !outer_due(config_, step) && !clipping_;
+  if (updates) update_tables(trace, layer + 1, step);
 }
 
 template <class T>
@@ -256,6 +259,7 @@ void Optimizer<T>::await_weights(Trace& trace, int layer) {
 /// the batches before it, and their new weights, which the next forward pass needs first, leave during that one.
 template <class T>
 void Optimizer<T>::step(Trace& trace, long step) {
+  if (clipping_) clip_gradients(trace, step);
   const auto matrices = std::ranges::count_if(batches_, [](const auto& b) { return !b.front()->bucket.scalars(); });
   const std::size_t before_tables = std::max<std::ptrdiff_t>(matrices - 1, 0);
   for (std::size_t i = 0; i < before_tables; ++i) update(trace, batches_[i], step);
@@ -305,7 +309,7 @@ void Optimizer<T>::update_tables(Trace& trace, int lowest_layer, long step) {
            !owned.updated && !waits;
   };
   const bool joins = lowest_layer < 0 && tied_at(step);
-  if (joins) take_tied_gradients(trace);
+  if (joins && !clipping_) take_tied_gradients(trace);
   for (const Owned& owned : buckets_) {
     if (due(owned)) update(trace, std::array{&owned}, step);
   }
@@ -332,6 +336,16 @@ void Optimizer<T>::take_tied_gradients(Trace& trace) {
   tied_lm_head_.take_gradients(stream_);
 }
 
+/// Once all gradients have arrived, those of tied tensors in one.
+template <class T>
+void Optimizer<T>::clip_gradients(Trace& trace, long step) {
+  for (const Owned& owned : buckets_) {
+    if (!owned.bucket.fixed()) transfers_.await_gradients(trace, owned);
+  }
+  if (tied_at(step)) take_tied_gradients(trace);
+  clipping_.apply(trace, buckets_, transfers_);
+}
+
 /// Updates buckets of one rule, once their gradients have arrived.
 template <class T>
 void Optimizer<T>::update(Trace& trace, std::span<const Owned* const> buckets, long step) {
@@ -342,8 +356,15 @@ void Optimizer<T>::update(Trace& trace, std::span<const Owned* const> buckets, l
 }
 
 template <class T>
+void Optimizer<T>::collect() {
+  squares_.collect(stream_);
+  if (clipping_) clipping_.collect();
+}
+
+template <class T>
 bool Optimizer<T>::overflowed() const {
-  return !(squares_.value(0) + squares_.value(1) <= std::numeric_limits<Master>::max());
+  const double before_clipping = clipping_ ? clipping_.squares() : 0;
+  return !(squares_.value(0) + squares_.value(1) + before_clipping <= std::numeric_limits<Master>::max());
 }
 
 template <class T>
@@ -386,7 +407,7 @@ std::size_t Optimizer<T>::state_bytes(const Config& config, const ParameterTable
                             Averages<T>::kept_bytes(config, load));
   }
   for (const auto& [name, rule] : rules.all()) max += rule->adopted_bytes(table, layout.ranks());
-  return max;
+  return max + GradientClipping<T>::bytes(config, layout.ranks());
 }
 
 NANORUN_INSTANTIATE(class Optimizer);

@@ -18,6 +18,7 @@
 #include "src/model/params.hpp"
 #include "src/optimizer/averages.hpp"
 #include "src/optimizer/bucket_transfers.hpp"
+#include "src/optimizer/gradient_clipping.hpp"
 #include "src/optimizer/optimizer_slabs.hpp"
 #include "src/optimizer/owned_bucket.hpp"
 #include "src/optimizer/tied_lm_head.hpp"
@@ -69,7 +70,7 @@ class Optimizer {
   /// To be called when the backward pass of the last sequence has left a layer (Bucket::layer): all ranks, for all
   /// layers from the highest to -1, before each step(). Starts to sum the layer's gradients over the ranks; each rank
   /// has summed them over its sequences. Also updates tables of higher layers, whose gradients have arrived meanwhile,
-  /// unless the transport occupies SMs.
+  /// unless the transport occupies SMs or gradients are clipped, which takes all of them.
   void start_reduce_scatter(Trace& trace, int layer, long step);
 
   /// Updates all that start_reduce_scatter() has not updated yet, and uses the gradients up. Does not wait for the
@@ -84,13 +85,13 @@ class Optimizer {
   void apply_averages();
   void take_back_averages() { averages_.take_back(); }
 
-  /// Sums of squares since the last collect(): of this rank's part of the gradients, and of the updated weights.
-  RunningSum& squares() { return squares_; }
-  /// The collected sum of squares of this rank's part of the gradients of the step's mean loss over all sequences.
-  /// Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
-  double gradient_squares() const { return squares_.value(0); }
-  /// Whether gradients or new weights are not finite, or so large that the sum of both collected sums exceeds the
-  /// largest Master. A norm would then be infinite and quotients by it zero, which no loss would show. Rows with
+  /// Enqueues copies of what overflowed() and gradient_squares() tell of the updates since the last collect().
+  void collect();
+  /// The collected sum of squares of this rank's part of the gradients of the step's mean loss over all sequences,
+  /// before they are clipped. Ranks own distinct parts, so the sum over the ranks is the square of the gradient's norm.
+  double gradient_squares() const { return clipping_ ? clipping_.squares() : squares_.value(0); }
+  /// Whether gradients or new weights are not finite, or so large that the sum of the collected sums of both exceeds
+  /// the largest Master. A norm would then be infinite and quotients by it zero, which no loss would show. Rows with
   /// deferred updates count when they are updated.
   bool overflowed() const;
 
@@ -132,6 +133,7 @@ class Optimizer {
   void step_outer(Trace& trace);
   void sample_averages(Trace& trace, long step);
   void take_tied_gradients(Trace& trace);
+  void clip_gradients(Trace& trace, long step);
   void update(Trace& trace, std::span<const Owned* const> buckets, long step);
   UpdateContext context(Trace& trace) { return {trace, stream_, scratch_, squares_.device()}; }
   void refresh_weights();
@@ -145,10 +147,11 @@ class Optimizer {
   UpdateRules<T> rules_;
   Arena state_, own_scratch_;
   kernels::Workspace scratch_;  ///< scratch of the rules
-  RunningSum squares_;          ///< squared norms of gradients and of weights
+  RunningSum squares_;          ///< squared norms of gradients as updates take them, and of weights
   std::vector<Owned> buckets_;  ///< in the order in which the backward pass completes them; never changes
   std::vector<std::vector<const Owned*>> batches_;  ///< per rule that batches shapes, in the order of updates
   BucketTransfers<T> transfers_;
+  GradientClipping<T> clipping_;
   TiedLmHead<T> tied_lm_head_;
   Averages<T> averages_;
   OptimizerSlabs<T> slabs_;

@@ -52,7 +52,7 @@ void Learner<T>::warm_up(Trace& trace) {
 template <class T>
 void Learner<T>::collect() {
   model.loss().collect(stream);
-  optimizer.squares().collect(stream);
+  optimizer.collect();
   model.fp8_scales().collect();
 }
 

@@ -85,10 +85,13 @@ std::string non_finite_text(const std::string& name, double value) {
 }
 
 std::string format_step(const StepMetrics& step, long steps, double seconds_left) {
-  return fmt::format("step {:>5}/{}  {}loss {:.5f}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}", step.step,
-                     steps, step.loss_weights ? "weighted " : "", step.loss, step.window, step.seconds * 1e3,
-                     step.tokens_per_second, step.mfu ? fmt::format("  MFU {:.1f}%", 100 * *step.mfu) : "",
-                     clock_time(seconds_left));
+  const std::string norm =
+      step.clip_factor ? fmt::format("  norm {:.3g}{}", step.gradient_norm, *step.clip_factor < 1 ? " clipped" : "")
+                       : "";
+  return fmt::format("step {:>5}/{}  {}loss {:.5f}{}  window {:>4}  {:.1f} ms/step  {:.0f} tokens/s{}  ETA {}",
+                     step.step, steps, step.loss_weights ? "weighted " : "", step.loss, norm, step.window,
+                     step.seconds * 1e3, step.tokens_per_second,
+                     step.mfu ? fmt::format("  MFU {:.1f}%", 100 * *step.mfu) : "", clock_time(seconds_left));
 }
 
 std::string format_saturation(long step, const std::string& product, const Fp8Saturation& shares) {

@@ -66,6 +66,8 @@ void StepRecords::record_step(const Progress& progress, double seconds, double g
                       .window = windows_at(config_, step).long_tokens,
                       .gradient_norm = gradient_norm,
                       .device_memory = context_.peak_device_memory()};
+  if (const double most = config_.optimizer.clip_norm; most > 0)
+    metrics.clip_factor = gradient_norm > most ? most / gradient_norm : 1;
   if (gpus_.due(done)) gpus_.describe(metrics);
   unwritten_ = metrics;
   if (done == first_step_ + 1) {

@@ -1,6 +1,7 @@
 #include "src/run/training_plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/comm/planned_traffic.hpp"
 #include "src/comm/tensor_comm.hpp"
@@ -55,6 +56,12 @@ StepSending sending_of(const Config& config, const ParameterTable& table, const 
       of_ranks[rank].reduce_scatter.add(gradients[rank]);
       of_ranks[rank].all_gather.add(weights[rank], updates);
     }
+  }
+  if (config.optimizer.clip_norm > 0) {
+    Bounds one_each(ranks + 1);
+    std::iota(one_each.begin(), one_each.end(), std::size_t{0});
+    const std::vector<LevelTraffic> squares = traffic.all_gather(one_each, sizeof(double));
+    for (int rank = 0; rank < layout.ranks(); ++rank) of_ranks[rank].all_gather.add(squares[rank]);
   }
   StepSending most;
   for (const StepSending& own : of_ranks) {

@@ -25,6 +25,7 @@ struct Heads {
   int count, dim;
   bool paired = false, key_offset = false;
   int live_pairs = 0, still_from = 0;
+  bool norms = true;
 };
 
 /// One call's arguments, on both sides. d_qkv replaces d_v in place, and d_k unless keys are offset, its rows 4 H D
@@ -95,7 +96,7 @@ struct Case {
   }
   template <class T>
   Rotary<T> rotary(Mat<const float> cos, Mat<const float> sin) const {
-    return {heads.count, cos, sin, heads.paired, heads.key_offset, heads.live_pairs, heads.still_from};
+    return {heads.count, cos, sin, heads.paired, heads.key_offset, heads.live_pairs, heads.still_from, heads.norms};
   }
   Rotary<float> host_rotary() { return rotary<float>(cos.host(), sin.host()); }
   Rotary<bf16> device_rotary() const { return rotary<bf16>(cos.device(), sin.device()); }
@@ -193,6 +194,17 @@ TEST(CudaAttentionInput, BackwardOfNarrowQueriesAndKeysMatchesPortable) {
   compare(49152, {.count = 6, .dim = 128, .key_offset = true, .live_pairs = 48, .still_from = 24}, Source::none);
 }
 
+/// Without norm q, k and rstd are not read.
+TEST(CudaAttentionInput, BackwardWithoutNormMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Source source : {Source::none, Source::interpolated, Source::unit, Source::table}) {
+    compare(1, {.count = 1, .dim = 64, .norms = false}, source);
+    compare(37, {.count = 3, .dim = 64, .norms = false}, source, Extra::yes);
+    compare(21, {.count = 6, .dim = 128, .norms = false}, source);
+  }
+  compare(8191, {.count = 12, .dim = 64, .norms = false}, Source::none);
+}
+
 TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   compare(49152, {6, 128}, Source::table);
@@ -238,6 +250,10 @@ TEST(CudaAttentionInput, RefusesOtherHeadWidths) {
   EXPECT_THROW(compare(4, {2, 8}, Source::none), std::invalid_argument);
   EXPECT_THROW(compare(4, {.count = 2, .dim = 16, .key_offset = true}, Source::none), std::invalid_argument);
   EXPECT_THROW(compare(4, {.count = 2, .dim = 64, .live_pairs = 20}, Source::none), std::invalid_argument);
+  EXPECT_THROW(compare(4, {.count = 2, .dim = 64, .live_pairs = 16, .norms = false}, Source::none),
+               std::invalid_argument);
+  EXPECT_THROW(compare(4, {.count = 2, .dim = 64, .key_offset = true, .norms = false}, Source::none),
+               std::invalid_argument);
 }
 
 }  // namespace

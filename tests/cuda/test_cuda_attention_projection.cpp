@@ -27,10 +27,11 @@ struct Shape {
   bool paired = false, key_offset = false, bias = false;
   int head_dim = 128;
   int live_pairs = 0, still_from = 0;
+  bool norms = true;
 
   template <class T>
   Rotary<T> rotary(Mat<const float> cos, Mat<const float> sin) const {
-    return {heads, cos, sin, paired, key_offset, live_pairs, still_from};
+    return {heads, cos, sin, paired, key_offset, live_pairs, still_from, norms};
   }
 };
 
@@ -95,7 +96,7 @@ void compare(const Shape& s, Source source) {
   qkv.expect_match("qkv", 1e-3, 0x1p-8, s.key_offset ? Tensor<bf16>::Written::in_part : Tensor<bf16>::Written::whole);
   if (s.key_offset) expect_still_dims_alone(qkv.host(), s);
   if (!host_residual.in_place) v_out.expect_match("v_out", 1e-3);
-  rstd.expect_match("rstd", 0, 1e-4);
+  rstd.expect_match("rstd", 0, 1e-4, s.norms ? Tensor<float>::Written::whole : Tensor<float>::Written::in_part);
 }
 
 class CudaAttentionProjection : public testing::TestWithParam<Source> {};
@@ -135,6 +136,19 @@ TEST_P(CudaAttentionProjection, NarrowQueriesAndKeysMatchPortable) {
         Shape{.rows = 300, .in = 576, .heads = 6, .paired = true, .key_offset = true, .live_pairs = 48},
         Shape{.rows = 8191, .in = 768, .heads = 6, .paired = true, .live_pairs = 32},
         Shape{.rows = 16384, .in = 768, .heads = 6, .key_offset = true, .live_pairs = 48, .still_from = 24}}) {
+    compare(s, GetParam());
+  }
+}
+
+/// Both sides leave rstd as it is.
+TEST_P(CudaAttentionProjection, HeadsWithoutNormMatchPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shape& s : {Shape{.rows = 1, .in = 64, .heads = 1, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 3, .pad = 16, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 3, .bias = true, .norms = false},
+                         Shape{.rows = 17, .in = 64, .heads = 1, .head_dim = 64, .norms = false},
+                         Shape{.rows = 300, .in = 576, .heads = 5, .pad = 16, .head_dim = 64, .norms = false},
+                         Shape{.rows = 4096, .in = 768, .heads = 12, .bias = true, .head_dim = 64, .norms = false}}) {
     compare(s, GetParam());
   }
 }
@@ -223,6 +237,7 @@ TEST(CudaAttentionProjection, RefusesOtherWidths) {
   EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .live_pairs = 12}), std::invalid_argument);
   EXPECT_THROW(project(Shape{.in = 64, .heads = 2, .head_dim = 64, .live_pairs = 16}), std::invalid_argument);
   EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .paired = true}), std::invalid_argument);  // no second head
+  EXPECT_THROW(project(Shape{.in = 64, .heads = 1, .live_pairs = 32, .norms = false}), std::invalid_argument);
 }
 
 }  // namespace

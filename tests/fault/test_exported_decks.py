@@ -142,8 +142,8 @@ class ExportedDecks(FaultTest):
         with self.subTest("gate nets, gates on paired layers"):
             self.check("record89", gated_layers=[0, 2, 3, 9, 10], bigram_columns=12, softcap_kind="tanh", rotary="full",
                        key_offset_layers=[])
-        with self.subTest("no value embeddings"):
-            self.check("record20", value_path="none", rotary="full", attention_scale=0)
+        with self.subTest("no value embeddings, queries and keys without norm"):
+            self.check("record20", value_path="none", rotary="full", attention_scale=0, qk_norm=False)
         with self.subTest("little beside attention"):
             self.check("record81", value_path="none", value_layers=[], value_layers_gated_by_input=[], mudd=False,
                        attention_source=-1, skip_gate=False, bigram_rows=0, smear=False, tied_head=False)

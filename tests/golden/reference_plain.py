@@ -28,7 +28,7 @@ DEFAULTS = {
         "softcap_kind": "tanh", "softcap_shift": 0, "softcap_width": 1, "init_scale": 1, "init_std": 0,
         "init_std_outputs": 0, "zero_outputs": True, "zero_attention_outputs": True, "init_embedding": 1,
         "tied_head": False, "residual": "plain", "embedding_norm": True, "norm_gains": False, "biases": False,
-        "head_bias": False,
+        "head_bias": False, "qk_norm": True,
         "value_path": "none",
     },
     "head": {"precision": "fp32"},
@@ -44,7 +44,7 @@ DEFAULTS = {
         "muon_momentum_last": 0.95, "muon_momentum_steps": 300, "orthogonalisation": "newton_schulz",
         "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "muon_decay": 0, "adam_beta1": 0.8,
         "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_matrix": 0.0006, "lr_embedding": 0.6, "lr_head": 0.008,
-        "lr_scalar": 0.04, "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
+        "lr_scalar": 0.04, "clip_norm": 0, "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
     },
 }
 GROUP = {"tensors": [], "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
@@ -186,7 +186,7 @@ def loss_of(deck, p, tokens, targets, window):
         b = f"block.{i}."
         n = gain(b + "attention_gain") * norm(x, m["norm_eps"])
         q, k, v = F.linear(n, p[b + "qkv"], bias(b + "qkv")).view(length, 3, heads, width).unbind(1)
-        q, k = (turned(norm(y, m["norm_eps"]), frequency) for y in (q, k))
+        q, k = (turned(norm(y, m["norm_eps"]) if m["qk_norm"] else y, frequency) for y in (q, k))
         scores = scale * torch.einsum("qhd,khd->hqk", q, k) + hidden
         y = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
         x = x + F.linear(y, p[b + "attention_out"], bias(b + "attention_out"))
@@ -229,6 +229,7 @@ class Optimizer:
         self.deck, self.p = deck, p
         self.kind = {name: row[1] for name, row in parameter_table(deck["model"]).items()}
         self.state = {name: [torch.zeros_like(w), torch.zeros_like(w)] for name, w in p.items()}
+        self.norms = []  # of each step's gradients, where the deck clips
 
     def rate_factor(self, step):
         train = self.deck["train"]
@@ -254,6 +255,7 @@ class Optimizer:
         tied = self.deck["model"]["tied_head"] and (train["untie_step"] == 0 or step <= train["untie_step"])
         if tied:
             self.p["head"].grad += self.p["embedding"].grad
+        self.clip([w for name, w in self.p.items() if not tied or name != "embedding"])
         for name, w in self.p.items():
             if tied and name == "embedding":
                 continue
@@ -265,6 +267,16 @@ class Optimizer:
             self.p["embedding"].copy_(self.p["head"])
             if step == train["untie_step"]:
                 self.state["embedding"] = [s.clone() for s in self.state["head"]]
+
+    def clip(self, tensors):
+        """By the norm of all gradients."""
+        most = self.deck["optimizer"]["clip_norm"]
+        if not most:
+            return
+        norm = math.sqrt(sum(w.grad.square().sum().item() for w in tensors))
+        self.norms.append(norm)
+        for w in tensors:
+            w.grad *= min(1.0, most / norm)
 
     def decayed(self, w, update, plain, cautious, agrees):
         """w less its update and its decay, by the coefficient of the deck's kind of decay. `agrees`: of update * w."""
@@ -391,6 +403,8 @@ def train(deck, shards):
         outer.step(step)
         averages.take(step)
     result["final_norms"] = norms(p)
+    if optimizer.norms:
+        result["global_norms"] = optimizer.norms
     if deck.averages:
         averages.finish()
         result["finished_loss"] = sum(loss.item() for loss in losses_of(next(stream))) / sequences

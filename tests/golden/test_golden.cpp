@@ -63,6 +63,16 @@ bool takes_heads_of(int columns) {
   return computes_in_fp32 || std::ranges::count(kernels::cuda::attention_head_dims, columns) > 0;
 }
 
+/// Norms of all gradients of each step, before they are clipped.
+void expect_global_norms(const std::vector<double>& norms, const std::vector<double>& golden,
+                         const Tolerance& tolerance) {
+  ASSERT_EQ(norms.size(), golden.size());
+  double worst = 0;
+  for (std::size_t s = 0; s < norms.size(); ++s)
+    expect_close(norms[s], golden[s], tolerance.norm, worst, fmt::format("global norm of step {}", s));
+  std::printf("largest relative difference, global norm: %.1e\n", worst);
+}
+
 void compare(const std::string& name, Tolerance tolerance = {}) {
   if (!device_ready()) GTEST_SKIP() << "no CUDA device on this machine";
   const std::string deck = folder + name + ".toml";
@@ -83,11 +93,20 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   const auto weight_norm = [&](const Parameter& p) { return training.weight_norm(p); };
   const auto gradient_norm = [&](const Parameter& p) { return training.gradient_norm(p) / config.train.sequences; };
   expect_norms(table, weight_norm, golden.at("initial_norms"), {.norm = 1e-6}, "initial norm");
-  std::vector<double> losses{training.forward_backward()};
+  std::vector<double> losses{training.forward_backward()}, global_norms;
   // Those of learned scalars are sums in which far larger terms cancel, and a BLAS may add them one after another.
   expect_norms(table, gradient_norm, golden.at("gradient_norms_step1"), tolerance, "gradient norm", 1e-3);
-  training.update();
-  for (const double loss : training.run(config.train.steps - 1)) losses.push_back(loss);
+  const auto update = [&] {
+    training.update();
+    training.optimizer.collect();
+    ops::synchronize(training.stream);
+    global_norms.push_back(std::sqrt(training.optimizer.gradient_squares()));
+  };
+  update();
+  while (static_cast<int>(losses.size()) < config.train.steps) {
+    losses.push_back(training.forward_backward());
+    update();
+  }
 
   ASSERT_EQ(golden.at("losses").size(), losses.size());
   double worst = 0;
@@ -97,6 +116,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   std::printf("largest relative difference, loss: %.1e\n", worst);
   EXPECT_LT(losses.back(), losses.front() - 1) << "the golden run learns";
   expect_norms(table, weight_norm, golden.at("final_norms"), tolerance, "final norm");
+  if (golden.contains("global_norms")) expect_global_norms(global_norms, golden.at("global_norms"), tolerance);
   if (!golden.contains("finished_loss")) return;
   training.optimizer.apply_averages();
   worst = 0;
@@ -153,6 +173,7 @@ TEST(Golden, PlainGptWithAdamW) { compare("plain"); }
 TEST(Golden, PlainGptWithMuon) { compare("plain_muon"); }
 TEST(Golden, PlainGptWithLittleElse) { compare("plain_bare"); }
 TEST(Golden, PlainGptWithAdamWAndHeadsOf64) { compare("plain_wide"); }
+TEST(Golden, PlainGptWithClippedGradientsAndWithoutQkNorm) { compare("plain_clipped"); }
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
 TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }

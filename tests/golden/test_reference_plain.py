@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of reference_plain.py: AdamW against PyTorch's, llm.c's schedule, rows, polar factors, averages, outer steps."""
+"""Tests of reference_plain.py: AdamW and clipping against PyTorch's, llm.c's schedule, rows, polar factors, averages, outer steps."""
 
 import math
 import unittest
@@ -33,6 +33,26 @@ class ReferencePlain(unittest.TestCase):
             theirs.step()
         for name in p:
             self.assertLess((p[name] - copies[name]).abs().max(), 1e-12, name)
+
+    def test_gradients_are_clipped_as_by_pytorch(self):
+        """Of a tied head the sum of both gradients counts. PyTorch adds 1e-6 to the norm."""
+        for tied in ("true", "false"):
+            ours, p = self.optimizer("optimizer.clip_norm=1.5", f"model.tied_head={tied}")
+            generator = torch.Generator().manual_seed(1)
+            for w in p.values():
+                w.grad = torch.randn(w.shape, dtype=torch.float64, generator=generator)
+            expected = {name: w.grad.clone().requires_grad_() for name, w in p.items()}
+            if tied == "true":
+                expected["head"] = (p["head"].grad + p.pop("embedding").grad).requires_grad_()
+                p["head"].grad = expected["head"].detach().clone()
+                del expected["embedding"]
+            for w in expected.values():
+                w.grad = w.detach().clone()
+            norm = torch.nn.utils.clip_grad_norm_(expected.values(), 1.5)
+            ours.clip(list(p.values()))
+            self.assertAlmostEqual(ours.norms[0], norm.item(), places=9)
+            for name, w in p.items():
+                self.assertLess((w.grad - expected[name].grad).abs().max(), 1e-8, name)
 
     def test_schedule_is_that_of_llm_c(self):
         ours, _ = self.optimizer("train.warmup=10", "train.cooldown=0.75")

@@ -159,6 +159,17 @@ TEST(RankCount, LossesWithTwoMomentaAndLateTablesAgreeOnAnyNumberOfRanks) {
   expect_same_training(config, tolerance, ", two momenta and late tables");
 }
 
+/// The norm is that of all ranks' parts, also of the rows of tables and of the tied head.
+TEST(RankCount, LossesWithClippedGradientsAgreeOnAnyNumberOfRanks) {
+  SKIP_WITHOUT_DEVICES();
+  Config config = small_config();
+  config.model.tied_head = true;
+  const std::vector<double> before = losses_on(1, config);
+  config.optimizer.clip_norm = 0.3;
+  EXPECT_NE(losses_on(1, config), before);
+  expect_same_training(config, tolerance, ", clipped");
+}
+
 /// With what Adam keeps, and Muon's momenta, in bf16.
 TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   SKIP_WITHOUT_DEVICES();

@@ -89,6 +89,9 @@ TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {
       EXPECT_EQ(hyper.beta2, config.group[0].beta2) << p.name;
       EXPECT_EQ(hyper.decay, p.name.ends_with("_bias") || p.name.ends_with("_gain") ? 0 : 0.1) << p.name;
     }
+    EXPECT_EQ(config.optimizer.clip_norm, 1);
+    EXPECT_FALSE(config.model.qk_norm);
+    EXPECT_EQ(attention_scale(config.model, rotary_stage(config, 0), 0), 1 / std::sqrt(config.model.head_dim));
   }
   EXPECT_EQ(decks, 5);
 }

@@ -84,7 +84,9 @@ def attention_scale(settings, layer):
 
 
 def normalised_head(x, settings, layer):
-    """Of queries or keys [..., D]; dims that the layer does not have become 0."""
+    """Of queries or keys [..., D], unless the model does not norm them; dims that the layer does not have become 0."""
+    if not settings["qk_norm"]:
+        return x
     dim, size = qk_dim(settings, layer), settings["head_dim"]
     if dim == size:
         return normalised(x, settings["norm_eps"])
@@ -145,10 +147,10 @@ class Block(nn.Module):
         return x + functional.linear(hidden, self.mlp_out), first_value
 
     def attention(self, x, rotation, seen, embedded, first_value):
-        heads, size, eps = self.settings["heads"], self.settings["head_dim"], self.settings["norm_eps"]
+        heads, size = self.settings["heads"], self.settings["head_dim"]
         split = functional.linear(x, self.qkv).unflatten(-1, (3, heads, size))
         queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [batch, heads, T, size]
-        queries, keys = rotation(normalised(queries, eps)), rotation(normalised(keys, eps))
+        queries, keys = (rotation(normalised_head(x, self.settings, self.index)) for x in (queries, keys))
         if first_value is None:
             first_value = values
         if self.settings["value_path"] == "first":

@@ -87,6 +87,30 @@ TEST(CheckOptimizer, AdamOnMatricesUpdatesInEachStep) {
   EXPECT_EQ(broken({"optimizer.adam_period=2", "optimizer.matrix_rule=muon"}), "");
 }
 
+TEST(CheckOptimizer, ClippedGradientsAreThoseOfOneStep) {
+  EXPECT_EQ(broken({"optimizer.clip_norm=1"}), "");
+  expect_broken({"optimizer.clip_norm=1", "optimizer.adam_period=2", "optimizer.matrix_rule=muon"},
+                "optimizer.clip_norm = 1 needs optimizer.adam_period = 1");
+  const std::string tables = std::string(deck) + "[[group]]\ntensors = [\"embedding\"]\nlr = 0.1\nperiod = 2\n";
+  expect_broken({"optimizer.clip_norm=1", "model.tied_head=false"},
+                "optimizer.clip_norm = 1 clips the gradients of one step: leave out group.0.period", tables);
+}
+
+TEST(CheckPlain, QueriesAndKeysMayHaveNoNorm) {
+  EXPECT_EQ(broken({"model.qk_norm=false"}), "");
+  expect_broken({"model.qk_norm=false", "fp8.qkv.forward=e4m3", "model.biases=false", "model.norm_gains=false"},
+                "model.qk_norm = false does not go together with fp8.qkv.forward");
+  const std::string scaled =
+      "[model]\nresidual = \"scaled\"\nvalue_path = \"none\"\nqk_norm = false\n[data]\ntrain = [\"a.h5\"]\n"
+      "[validation]\ntokens = 0\n[window]\nlayers = \"S\"\n";
+  EXPECT_EQ(broken({}, scaled), "");
+  for (const auto& [key, value] :
+       {std::pair("model.paired_layers", "[1]"), {"model.key_offset_layers", "[1]"}, {"model.qk_dims", "[64]"}}) {
+    expect_broken({fmt::format("{}={}", key, value)},
+                  fmt::format("model.qk_norm = false does not go together with {}", key), scaled);
+  }
+}
+
 TEST(CheckOptimizer, EachStepOfAnIterationHasThreeNumbers) {
   EXPECT_EQ(broken({"optimizer.orthogonalisation_maps=[2, -1.5, 0.5]"}), "");
   expect_broken({"optimizer.orthogonalisation_maps=[2, -1.5]"}, "has 2 numbers; each step takes three: a, b, c");

@@ -76,6 +76,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                          .momentum = 0.95,
                          .window = 896,
                          .gradient_norm = 1e-300 / 7,
+                         .clip_factor = 1.0 / 7,
                          .device_memory = (std::uint64_t{1} << 60) + 1,
                          .gpu_rank = 3,
                          .gpu_clock = 1755,
@@ -102,6 +103,7 @@ TEST_F(MetricsTest, NumbersComeBackAsTheyWere) {
                             {"momentum", step.momentum},
                             {"window", step.window},
                             {"gradient_norm", step.gradient_norm},
+                            {"clip_factor", 1.0 / 7},
                             {"device_memory_bytes", step.device_memory},
                             {"gpu_rank", 3},
                             {"gpu_clock_mhz", 1755},
@@ -125,6 +127,7 @@ TEST_F(MetricsTest, WhatIsNotKnownIsLeftOut) {
   EXPECT_FALSE(lines()[0].contains("step_ms")) << "there was no step";
   EXPECT_FALSE(lines()[1].contains("loss_weights"));
   EXPECT_FALSE(lines()[1].contains("mfu"));
+  EXPECT_FALSE(lines()[1].contains("clip_factor"));
   EXPECT_FALSE(lines()[1].contains("device_memory_bytes"));
   EXPECT_FALSE(lines()[1].contains("gpu_rank"));
 }

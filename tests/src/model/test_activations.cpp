@@ -60,6 +60,17 @@ TEST(Activations, OfRecomputedBlocksTakeTheirNormsAlone) {
   EXPECT_NEAR(saved(Recompute::block, {}), (layers - 1) * (3 + 1 + 4), 0.5);
 }
 
+/// The norms of queries and keys keep a factor for each head.
+TEST(Activations, OfQueriesAndKeysWithoutNormHaveNoFactors) {
+  Config config = record_deck(21);
+  constexpr int length = 4096;
+  const std::size_t normed = bytes(config, length, Mode::training);
+  config.model.qk_norm = false;
+  const std::size_t attending = config.model.layers - config.model.layers_without_attention.size();
+  EXPECT_EQ(normed - bytes(config, length, Mode::training),
+            attending * length * 2 * config.model.heads * sizeof(float));
+}
+
 /// The backward pass of the LM head writes d_final_norm, and its scratch takes the place of the gradients of the
 /// blocks.
 TEST(Activations, GradientsOfBlocksLieInTheWorkspaceAndNoOthers) {

@@ -114,6 +114,14 @@ TEST(Model, GradientsOfAPlainStreamMatchFiniteDifferences) {
   check_all_gradients(bare_plain_features(), 128);
 }
 
+TEST(Model, GradientsWithoutNormOfQueriesAndKeysMatchFiniteDifferences) {
+  Config config = plain_features();
+  config.model.qk_norm = false;
+  config.model.layers = 2;
+  config.window.layers = "L";
+  check_all_gradients(config, 96, At::disturbed_weights);
+}
+
 /// Between gains and biases a switch of its own.
 TEST(Model, GradientsOfGainsOrBiasesAloneMatchFiniteDifferences) {
   for (const bool gains : {false, true}) {

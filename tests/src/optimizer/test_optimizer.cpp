@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <span>
@@ -307,10 +309,72 @@ TEST(Optimizer, KnowsTheNormOfTheMeanGradient) {
     ops::fill<double>({}, f.gradients.span().subspan(head.offset, head.size()), 3);
     for (int layer = config.model.layers; layer >= -1; --layer) f.optimizer.start_reduce_scatter(f.trace, layer, step);
     f.optimizer.step(f.trace, step);
-    f.optimizer.squares().collect({});
+    f.optimizer.collect();
     EXPECT_NEAR(f.optimizer.gradient_squares(), (all + 8 * threes) / 16, 1e-9 * all) << step;
     EXPECT_FALSE(f.optimizer.overflowed());
   }
+}
+
+/// Adam's first moments after a step on gradients of one, which are those of `scale` times the mean loss.
+std::map<std::string, double> moments_of(const Config& config, double scale = 1) {
+  Fixture f(config);
+  ops::fill<double>({}, f.gradients.span(), scale * config.train.sequences);
+  for (int layer = config.model.layers; layer >= -1; --layer) f.optimizer.start_reduce_scatter(f.trace, layer, 0);
+  f.optimizer.step(f.trace, 0);
+  std::map<std::string, double> moments;
+  for (const Slab<double>& slab : f.optimizer.slabs()) {
+    for (const char* const group : {"/adam/m/", "/muon/momentum/"}) {
+      if (slab.dataset.starts_with(group)) moments[slab.dataset] = slab.data[slab.data.size() / 2];
+    }
+  }
+  return moments;
+}
+
+/// The norm of all gradients, those of tied tensors in one, which are twice as large.
+double norm_of_ones(const Config& config) {
+  const ParameterTable table(config.model);
+  const double twice = config.model.tied_head ? static_cast<double>(table.find("head").size()) : 0;
+  return std::sqrt(static_cast<double>(table.size()) + 2 * twice);
+}
+
+TEST(Optimizer, ClipsTheNormOfAllGradientsBeforeTheMomenta) {
+  for (const bool tied : {false, true}) {
+    Config config = small_config();
+    config.model.tied_head = tied;
+    const std::map<std::string, double> expected = moments_of(config);
+    EXPECT_TRUE(expected.contains("/adam/m/head") && expected.contains("/muon/momentum/block.0.qkv"));
+    const double norm = norm_of_ones(config);
+    for (const double part : {0.25, 1.01}) {
+      Config clipped = config;
+      clipped.optimizer.clip_norm = part * norm;
+      const std::map<std::string, double> got = moments_of(clipped);
+      ASSERT_EQ(got.size(), expected.size());
+      for (const auto& [name, moment] : expected) {
+        EXPECT_NEAR(got.at(name), std::min(part, 1.0) * moment, 1e-12) << name << " " << part;
+      }
+    }
+  }
+}
+
+TEST(Optimizer, TellsTheNormBeforeItIsClipped) {
+  Config config = small_config();
+  config.train.sequences = 4;
+  config.optimizer.clip_norm = 0.5;
+  Fixture f(config);
+  const auto step = [&](long step, double gradient) {
+    ops::fill<double>({}, f.gradients.span(), gradient);
+    for (int layer = config.model.layers; layer >= -1; --layer) f.optimizer.start_reduce_scatter(f.trace, layer, step);
+    f.optimizer.step(f.trace, step);
+    f.optimizer.collect();
+  };
+  const auto all = static_cast<double>(f.table.size());
+  for (int i = 0; i < 2; ++i) {
+    step(i, 2);
+    EXPECT_NEAR(f.optimizer.gradient_squares(), all / 4, 1e-9 * all);
+    EXPECT_FALSE(f.optimizer.overflowed());
+  }
+  step(2, std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(f.optimizer.overflowed());
 }
 
 }  // namespace

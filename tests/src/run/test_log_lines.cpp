@@ -22,6 +22,17 @@ TEST(StepLine, ShowsTheUtilisationWhereItIsKnown) {
             "step    59/200  loss 2.32856  window  256  1095.4 ms/step  7478 tokens/s  MFU 42.3%  ETA 02:33");
 }
 
+TEST(StepLine, HasTheNormWhereGradientsAreClipped) {
+  StepMetrics clipped = step;
+  clipped.gradient_norm = 1.23456;
+  clipped.clip_factor = 1;
+  EXPECT_EQ(format_step(clipped, 200, 153),
+            "step    59/200  loss 2.32856  norm 1.23  window  256  1095.4 ms/step  7478 tokens/s  ETA 02:33");
+  clipped.clip_factor = 0.8;
+  EXPECT_EQ(format_step(clipped, 200, 153),
+            "step    59/200  loss 2.32856  norm 1.23 clipped  window  256  1095.4 ms/step  7478 tokens/s  ETA 02:33");
+}
+
 TEST(StepLine, NamesAWeightedSum) {
   StepMetrics weighted = step;
   weighted.loss_weights = 1.75;

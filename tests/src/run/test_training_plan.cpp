@@ -123,6 +123,17 @@ TEST(Plan, OfOneRankSendsNothing) {
   EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sending.all.bytes(), 0);
 }
 
+/// Each rank sends the sum of its squares to every other one.
+TEST(Plan, OfClippedGradientsSendsTheirSquares) {
+  Config config = small_config();
+  const ParameterTable table(config.model);
+  const auto all = [&] { return plan_of(config, table, NodeLayout::consecutive(4, 0)).sending.all; };
+  const PlannedSending before = all();
+  config.optimizer.clip_norm = 1;
+  EXPECT_EQ(all().bytes() - before.bytes(), 3 * sizeof(double));
+  EXPECT_EQ(all().messages_inside - before.messages_inside, 3);
+}
+
 TEST(Plan, HasTheWorkOfAllSteps) {
   const Config config = small_config();
   const ParameterTable table(config.model);
