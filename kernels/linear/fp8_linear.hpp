@@ -35,7 +35,8 @@ struct Fp8Quantisation {
   Fp8Format format = Fp8Format::e4m3;
   const acc_t<T>* factor = nullptr;    ///< null: 1
   std::uint64_t* saturated = nullptr;  ///< += the elements that saturate; in the tensors' memory; null: not counted
-  Fp8Rows rows = Fp8Rows::plain;       ///< of q and of q_t
+  Fp8Rows rows = Fp8Rows::plain;       ///< of q
+  Fp8Rows rows_t = Fp8Rows::plain;     ///< of q_t
 };
 
 /// *to = the scale a, times the scale b where that has a maximum; or 1 / a with `inverse`.

@@ -42,7 +42,7 @@ constexpr int row_vectors = side / 16, row_words = side / 4;
 
 /// The matrices of a launch, and products of scales.
 struct Quantisations {
-  static constexpr int most = 4, most_factors = 8;
+  static constexpr int most = 8, most_factors = 8;
   Fp8Quantisation<bf16> of[most];
   unsigned begin[most + 1] = {};  ///< first thread block of each matrix, and their number
   float inverse = 0;              ///< in the place of 1 / s, where scales have no maximum
@@ -94,7 +94,7 @@ __device__ __forceinline__ void quantise_square(uint4* tile, const Fp8Quantisati
   const ByteColumns columns = transpose_16x4(rows);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    fp8* const to = of.q_t.row(place(of.rows, first_col + 4 * word + i)) + first_row + 16 * group;
+    fp8* const to = of.q_t.row(place(of.rows_t, first_col + 4 * word + i)) + first_row + 16 * group;
     __stcs(reinterpret_cast<uint4*>(to), columns.column[i]);  // L2 evicts it first
   }
 }
@@ -150,9 +150,7 @@ template <class T>
 void fp8_quantise(Stream stream, std::span<const Fp8Quantisation<T>> quantisations,
                   std::span<const Fp8Factor<acc_t<T>>> factors) {
   constexpr const char* name = "fp8_quantise";
-  Quantisations p;
-  assert(!quantisations.empty() && quantisations.size() <= Quantisations::most);
-  assert(factors.size() <= Quantisations::most_factors);
+  assert(!quantisations.empty() && factors.size() <= Quantisations::most_factors);
   for (const Fp8Quantisation<T>& of : quantisations) {
     require_vectors(name, of.x);
     require_fp8_sides(name, of.x.rows, of.x.cols);
@@ -161,10 +159,17 @@ void fp8_quantise(Stream stream, std::span<const Fp8Quantisation<T>> quantisatio
     assert(!of.q || (of.q.rows == of.x.rows && of.q.cols == of.x.cols));
     assert(!of.q_t || (of.q_t.rows == of.x.cols && of.q_t.cols == of.x.rows));
   }
-  std::ranges::copy(quantisations, p.of);
-  std::ranges::copy(factors, p.factors);
-  p.factor_count = static_cast<int>(factors.size());
-  run(name, stream, p, static_cast<int>(quantisations.size()));
+  for (std::size_t first = 0; first < quantisations.size(); first += Quantisations::most) {
+    const auto of =
+        quantisations.subspan(first, std::min<std::size_t>(Quantisations::most, quantisations.size() - first));
+    Quantisations p;
+    std::ranges::copy(of, p.of);
+    if (first == 0) {
+      std::ranges::copy(factors, p.factors);
+      p.factor_count = static_cast<int>(factors.size());
+    }
+    run(name, stream, p, static_cast<int>(of.size()));
+  }
 }
 
 template void fp8_quantise(Stream, std::span<const Fp8Quantisation<bf16>>, std::span<const Fp8Factor<float>>);

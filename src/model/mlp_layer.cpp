@@ -37,16 +37,6 @@ kernels::Workspace quantised_w_out(const Activations<T>& a, int width, int hidde
 
 }  // namespace
 
-template <class T>
-void MlpLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
-  if (!quantises(a)) return;
-  std::vector<typename Fp8ProductScales<T>::Matrices> matrices;
-  for (int i = layer; i < layer + parameters_.weights.table().layers_from(layer); ++i) {
-    matrices.push_back({parameters_.weight(block_name(i, "mlp_in")), parameters_.weight(block_name(i, "mlp_out"))});
-  }
-  scales_.measure(layer, matrices);
-}
-
 /// h of the layer's norm.
 template <class T>
 void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead) const {
@@ -65,8 +55,9 @@ void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer, cons
 template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Output output, int layer) const {
   if (quantises_backward(a)) {
-    const Fp8Operands<T> q = hidden_fp8(stream, a, layer);
-    ops::fp8_linear_forward<T>(stream, out, a.block[layer].mlp.hq, q.w_out, scales_.factor(h_w_out), output);
+    hidden_fp8(stream, a, layer);
+    ops::fp8_linear_forward<T>(stream, out, a.block[layer].mlp.hq, fp8_weights_.of(layer).w_out,
+                               scales_.factor(h_w_out), output);
     return;
   }
   if (quantises(a)) {
@@ -91,29 +82,22 @@ void MlpLayer<T>::forward_fp8(Stream stream, const Activations<T>& a, Mat<T> out
   ops::linear_forward_fp8<T>(stream, out, saved.h, scale.h, w, scale.w_out, a.workspace, hq, wq);
 }
 
-/// hq of the layer's norm, with the operands of the forward pass.
+/// hq of the layer's norm.
 template <class T>
-Fp8Operands<T> MlpLayer<T>::hidden_fp8(Stream stream, const Activations<T>& a, int layer) const {
+void MlpLayer<T>::hidden_fp8(Stream stream, const Activations<T>& a, int layer) const {
   const MlpActivations<T>& saved = a.block[layer].mlp;
-  const Mat<const T> w_in = parameters_.weight(block_name(layer, "mlp_in"));
-  const Mat<const T> w_out = parameters_.weight(block_name(layer, "mlp_out"));
   kernels::WorkspaceAllocator allocator(a.workspace);
   const auto q = Fp8Operands<T>::forward(allocator, shape_of(a, saved));
   const auto scale = scales_.of(layer);
-  std::uint64_t* const weights = scales_.count(Fp8Count::weights, w_in.size() + w_out.size());
-  const auto fused = ops::Fp8Rows::fused;
-  const ops::Fp8Quantisation<T> quantisations[] = {
-      {.x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())},
-      {.x = w_in, .q = q.w_in, .scale = scale.w_in, .saturated = weights, .rows = fused},
-      {.x = w_out, .q = q.w_out, .scale = scale.w_out, .saturated = weights, .rows = fused}};
+  const ops::Fp8Quantisation<T> n{
+      .x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())};
   const ops::Fp8Factor<acc_t<T>> factors[] = {{scales_.factor(n_w_in), scale.n, scale.w_in},
                                               {.to = scales_.factor(inverse_h), .a = scale.h, .inverse = true},
                                               {scales_.factor(h_w_out), scale.h, scale.w_out}};
-  ops::fp8_quantise<T>(stream, quantisations, factors);
+  ops::fp8_quantise<T>(stream, {&n, 1}, factors);
   ops::fp8_relu2_forward<T>(
       stream, saved.hq, {scales_.factor(inverse_h), scale.largest_h, scales_.count(Fp8Count::hidden, saved.hq.size())},
-      q.x, q.w_in, scales_.factor(n_w_in));
-  return q;
+      q.x, fp8_weights_.of(layer).w_in, scales_.factor(n_w_in));
 }
 
 template <class T>
@@ -131,17 +115,14 @@ void MlpLayer<T>::backward_fp8(Stream stream, const Activations<T>& a, const Bra
   }
   auto scale = scales_.of(layer);
   if (scales_.largest_d_out(layer)) scale.d_out.factor = d_out.factor;
-  const ops::Fp8Quantisation<T> quantisations[] = {
-      {.x = d_out.d,
-       .q = q.d_out,
-       .q_t = q.d_out_t,
-       .scale = scale.d_out,
-       .format = format,
-       .factor = d_out.factor,
-       .saturated = scales_.count(Fp8Count::d_out, d_out.d.size())},
-      {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n},
-      {.x = parameters_.weight(w_out), .q_t = q.w_out_t, .scale = scale.w_out, .rows = ops::Fp8Rows::fused},
-      {.x = parameters_.weight(w_in), .q_t = q.w_in_t, .scale = scale.w_in}};
+  const ops::Fp8Quantisation<T> quantisations[] = {{.x = d_out.d,
+                                                    .q = q.d_out,
+                                                    .q_t = q.d_out_t,
+                                                    .scale = scale.d_out,
+                                                    .format = format,
+                                                    .factor = d_out.factor,
+                                                    .saturated = scales_.count(Fp8Count::d_out, d_out.d.size())},
+                                                   {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n}};
   const ops::Fp8Factor<acc_t<T>> factors[] = {
       {.to = scales_.factor(only_h), .a = scale.h},
       {scales_.factor(d_out_w_out), scale.d_out, scale.w_out},
@@ -151,15 +132,17 @@ void MlpLayer<T>::backward_fp8(Stream stream, const Activations<T>& a, const Bra
       {scales_.factor(d_hidden_w_in), scale.d_hidden, scale.w_in}};
   ops::fp8_quantise<T>(stream, quantisations, factors);
   const auto e4m3 = kernels::Fp8Format::e4m3;
+  const auto& weights = fp8_weights_.of(layer);
   ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(w_out), /*transposes=*/true, saved.hq, e4m3,
                                      q.d_out_t, format, scales_.factor(d_out_h), d_matrices, q.weight_gradient);
   ops::fp8_relu2_backward<T>(
       stream, d_hidden,
       {scales_.factor(inverse_d_hidden), scale.largest_d_hidden, scales_.count(Fp8Count::d_hidden, d_hidden.size())},
-      q.d_out, format, q.w_out_t, scales_.factor(d_out_w_out), saved.hq, scales_.factor(only_h));
+      q.d_out, format, weights.w_out_t, scales_.factor(d_out_w_out), saved.hq, scales_.factor(only_h));
   ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(w_in), /*transposes=*/false, d_hidden, format, q.x_t,
                                      e4m3, scales_.factor(d_hidden_n), d_matrices, q.weight_gradient);
-  ops::fp8_linear_backward_input<T>(stream, a.d_mlp_norm, d_hidden, format, q.w_in_t, scales_.factor(d_hidden_w_in));
+  ops::fp8_linear_backward_input<T>(stream, a.d_mlp_norm, d_hidden, format, weights.w_in_t,
+                                    scales_.factor(d_hidden_w_in));
 }
 
 template <class T>
