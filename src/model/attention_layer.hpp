@@ -62,7 +62,7 @@ class AttentionLayer {
   void projection_backward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Output d_matrices,
                                int layer) const;
   typename Fp8Operands<T>::Shape shape(const Activations<T>& a) const {
-    return {a.length, model_.width, 3 * model_.width, false};
+    return {a.length, model_.width, 3 * model_.width, false, scales_.backward()};
   }
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
   ops::Rotary<T> rotary(const Feed<T>& feed, const BlockPlan& plan) const;

@@ -25,7 +25,8 @@ struct Fp8Operands {
 
   struct Shape {
     int length, d, n;
-    bool two;  ///< two matrices
+    bool two;       ///< two matrices
+    bool backward;  ///< there is a backward pass in 8 bits
   };
   /// Takes those of a pass from `allocator`.
   static Fp8Operands forward(kernels::WorkspaceAllocator& allocator, const Shape& shape) {
@@ -42,11 +43,11 @@ struct Fp8Operands {
     of.weight_gradient = {allocator.take<std::byte>(bytes), bytes};
     return of;
   }
-  /// Bytes for either pass.
+  /// Bytes for each of the passes that there are.
   static std::size_t bytes(const Shape& shape) {
     kernels::WorkspaceAllocator forward({}), backward({});
     Fp8Operands::forward(forward, shape);
-    Fp8Operands::backward(backward, shape);
+    if (shape.backward) Fp8Operands::backward(backward, shape);
     return std::max(forward.used(), backward.used());
   }
 

@@ -1,8 +1,8 @@
 #pragma once
 // MLP of one layer: hidden units h = relu(W_in n)², output W_out h, each with a bias under model.biases. With
-// train.mlp_precision = "fp8" or fp8.mlp.forward = "e4m3" training sequences round the operands of both products to
-// e4m3. The backward pass takes the operands, and h of the forward pass, unrounded; with a fp8.mlp.gradient it takes
-// the rounded ones, rounds the gradients too, and h is kept in e4m3 alone.
+// fp8.mlp.forward = "e4m3", or the rules of train.mlp_precision = "fp8", training sequences round the operands of both
+// products to e4m3. The backward pass takes the operands, and h of the forward pass, unrounded; with a fp8.mlp.gradient
+// it takes the rounded ones, rounds the gradients too, and h is kept in e4m3 alone.
 
 #include "kernels/ops.hpp"
 #include "src/config/config.hpp"
@@ -45,10 +45,10 @@ class MlpLayer {
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training(); }
-  bool quantises_backward(const Activations<T>& a) const { return scales_.backward() && a.training(); }
-  void hidden(kernels::Stream stream, const Activations<T>& a, int layer, const ops::Fp8Ahead<T>& ahead = {}) const;
-  void forward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, int layer) const;
-  void hidden_fp8(kernels::Stream stream, const Activations<T>& a, int layer) const;
+  void hidden(kernels::Stream stream, const Activations<T>& a, int layer) const;
+  void forward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
+                   int layer) const;
+  void hidden_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<kernels::Fp8<T>> hq, int layer) const;
   void backward_fp8(kernels::Stream stream, const Activations<T>& a, const BranchGradient<T>& d_out,
                     kernels::Output d_matrices, int layer) const;
 
