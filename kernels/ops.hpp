@@ -16,7 +16,6 @@
 #include "kernels/linear/bias.hpp"
 #include "kernels/linear/fp8_linear.hpp"
 #include "kernels/linear/matmul.hpp"
-#include "kernels/linear/mlp_fp8.hpp"
 #include "kernels/lm_head/candidate_rows.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/optimizer/adam.hpp"

@@ -121,44 +121,45 @@ struct AttentionProjection {
 
   /// With any S, past the staging area.
   __device__ __forceinline__ void store_offset_columns(const WarpTile& tile, const Fragment& head) const {
-    const int col = tile.col - width + column();
+    bf16* const column_of_first = keys.row(0) + tile.col - width + column();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = row(tile, r);
       if (t >= tokens) continue;
+      bf16* const to = column_of_first + static_cast<std::size_t>(t) * keys.ld;
 #pragma unroll
       for (int i = 0; i < head_dim / 8; ++i) {
         const bool is_still = 8 * (i % (half / 8)) >= first_still;
-        const std::uint32_t pair = pack_bf16(head[4 * i + 2 * r], head[4 * i + 2 * r + 1]);
-        const auto store = [&](int at) { *reinterpret_cast<std::uint32_t*>(keys.row(at) + col + 8 * i) = pair; };
-        store(is_still ? t + 1 : t);
-        if (is_still && t == 0) store(0);
+        store_pair(to + (is_still ? keys.ld : 0) + 8 * i, head + 4 * i + 2 * r);
       }
     }
-  }
-
-  /// Dead dims of a head become 0.
-  __device__ __forceinline__ void clear_dead(float* head) const {
+    if (row(tile, 0) > 0) return;
 #pragma unroll
-    for (int i = 0; i < half / 8; ++i) {
-      if (8 * i < live) continue;
-#pragma unroll
-      for (int k = 4 * i; k < 4 * i + 4; ++k) head[k] = head[k + head_dim / 4] = 0;
+    for (int i = 0; i < head_dim / 8; ++i) {
+      if (8 * (i % (half / 8)) >= first_still) store_pair(column_of_first + 8 * i, head + 4 * i);
     }
   }
+  static __device__ __forceinline__ void store_pair(bf16* to, const float* pair) {
+    *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(pair[0], pair[1]);
+  }
+
+  /// Columns [8 i, 8 i + 8) of either half of a head. Dead ones become 0.
+  __device__ __forceinline__ bool is_live(int i) const { return !narrow || 8 * i < live; }
 
   /// 1 / sqrt(mean square + eps) of this thread's r-th row.
   __device__ __forceinline__ float inverse_rms(const float* head, int r) const {
     float squares = 0;
 #pragma unroll
-    for (int i = 2 * r; i < head_dim / 2; i += 4) squares += head[i] * head[i] + head[i + 1] * head[i + 1];
+    for (int i = 2 * r; i < head_dim / 2; i += 4) {
+      const float square = head[i] * head[i] + head[i + 1] * head[i + 1];
+      squares += is_live(i % (head_dim / 4) / 4) ? square : 0;
+    }
     return rsqrtf(group_sum(squares, 4) / (narrow ? 2 * live : head_dim) + eps);
   }
 
   /// `number`: of the head in the tile.
   __device__ __forceinline__ void norm_rotate(const WarpTile& tile, int number, float* head) const {
     const int at_head = tile.col / head_dim + number;
-    if constexpr (narrow) clear_dead(head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = min(row(tile, r), tokens - 1), at = paired ? 2 * t + at_head % 2 : t;
@@ -178,6 +179,12 @@ struct AttentionProjection {
         float* const first = head + 4 * i + 2 * r;
         rotate(first[0], first[head_dim / 4], scale, c[i].x, s[i].x);
         rotate(first[1], first[head_dim / 4 + 1], scale, c[i].y, s[i].y);
+        if (narrow) {
+          first[0] = is_live(i) ? first[0] : 0;
+          first[1] = is_live(i) ? first[1] : 0;
+          first[head_dim / 4] = is_live(i) ? first[head_dim / 4] : 0;
+          first[head_dim / 4 + 1] = is_live(i) ? first[head_dim / 4 + 1] : 0;
+        }
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/device/fp8.hpp"
+#include "kernels/device/magnitude.hpp"
 #include "kernels/device/portable.hpp"
 
 namespace nanorun::kernels::portable {
@@ -61,26 +62,28 @@ A read(const A* factor) {
   return value;
 }
 
-/// q = F(value / s) of each element of q, which value_of(row, column) makes of it, and what `result` asks for.
-template <Fp8Format format, class T, class ValueOf>
-void quantise_result(const char* label, Mat<T> q, const Fp8Result<T>& result, const ValueOf& value_of) {
-  T largest = 0;
-  std::uint64_t* const saturated = result.saturated;
-  T* const maximum = result.maximum;
-  const auto row_maximum = [=] KOKKOS_FUNCTION(int i, T& so_far) {
-    for (int j = 0; j < q.cols; ++j) {
-      const T magnitude = std::abs(value_of(i, j));
-      so_far = magnitude > so_far ? magnitude : so_far;
-    }
-  };
-  Kokkos::parallel_reduce("largest_of_result", Kokkos::RangePolicy<Exec>(0, q.rows), row_maximum,
-                          Kokkos::Max<T>(largest));
-  for_rows("keep_maximum", 1, [=] KOKKOS_FUNCTION(int) { *maximum = largest > *maximum ? largest : *maximum; });
-  count_rows(label, q.rows, saturated, [=] KOKKOS_FUNCTION(int i) {
+/// out = *factor a bᵀ. The factor multiplies whole sums, as on CUDA.
+template <class T>
+void product(Mat<T> out, Mat<const T> a, Mat<const T> b, const T* factor) {
+  gemm<T>(Op::none, Op::transpose, 1, a, b, 0, out);
+  for_rows("fp8_product", out.rows, [=] KOKKOS_FUNCTION(int i) {
+    T* const row = out.row(i);
+#pragma omp simd
+    for (int j = 0; j < out.cols; ++j) row[j] *= *factor;
+  });
+}
+
+/// q = F(values / s), and what `result` asks for; q may be `values`, or null.
+template <Fp8Format format, class T>
+void quantise_result(const char* label, Mat<T> q, const Fp8Result<T>& result, Mat<const T> values) {
+  const Magnitude<T> magnitude{result.maximum, values};
+  max_magnitude<T>({}, {&magnitude, 1});
+  if (!q) return;
+  count_rows(label, q.rows, result.saturated, [=] KOKKOS_FUNCTION(int i) {
     const auto inverse = static_cast<float>(*result.inverse);
     int count = 0;
     for (int j = 0; j < q.cols; ++j) {
-      const float value = inverse * static_cast<float>(value_of(i, j));
+      const float value = inverse * static_cast<float>(values.row(i)[j]);
       count += saturates<format>(value);
       q.row(i)[j] = round_to<format>(value);
     }
@@ -113,6 +116,7 @@ void fp8_quantise(Stream, std::span<const Fp8Quantisation<T>> quantisations,
 template <class T>
 void fp8_linear_forward(Stream, Mat<T> out, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,
                         Output output) {
+  if (output == Output::overwrite) return product<T>(out, xq, wq, factor);
   gemm<T>(Op::none, Op::transpose, read(factor), xq, wq, beta_of(output), out);
 }
 
@@ -135,24 +139,26 @@ void fp8_linear_backward_weight(Stream, Mat<acc_t<T>> d_w, bool transposes, Mat<
 }
 
 template <class T>
-void fp8_relu2_forward(Stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& h, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq,
-                       const acc_t<T>* factor) {
-  gemm<T>(Op::none, Op::transpose, read(factor), xq, wq, 0, hq);
-  const auto relu2 = [=] KOKKOS_FUNCTION(int i, int j) {
-    const T z = hq.row(i)[j];
-    return z < 0 ? T(0) : z * z;  // passes NaN on
-  };
-  quantise_result<Fp8Format::e4m3>("fp8_relu2_forward", hq, h, relu2);
+void fp8_relu2_forward(Stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& result, Mat<const Fp8<T>> xq,
+                       Mat<const Fp8<T>> wq, const acc_t<T>* factor, Mat<T> h) {
+  const Mat<T> values = h ? h : hq;
+  product<T>(values, xq, wq, factor);
+  for_rows("fp8_relu2_forward", values.rows, [=] KOKKOS_FUNCTION(int i) {
+    T* const row = values.row(i);
+#pragma omp simd
+    for (int j = 0; j < values.cols; ++j) row[j] = row[j] < 0 ? T(0) : row[j] * row[j];  // passes NaN on
+  });
+  quantise_result<Fp8Format::e4m3, T>("fp8_relu2_forward", hq, result, values);
 }
 
 template <class T>
 void fp8_relu2_backward(Stream, Mat<Fp8<T>> dq, const Fp8Result<acc_t<T>>& d_z, Mat<const Fp8<T>> gq, Fp8Format format,
                         Mat<const Fp8<T>> v_t, const acc_t<T>* factor, Mat<const Fp8<T>> hq, const acc_t<T>* scale_h) {
   gemm<T>(Op::none, Op::transpose, read(factor), gq, v_t, 0, dq);
-  const auto gradient = [=] KOKKOS_FUNCTION(int i, int j) {
-    return 2 * dq.row(i)[j] * std::sqrt(*scale_h * hq.row(i)[j]);
-  };
-  with_format(format, [&](auto of) { quantise_result<of()>("fp8_relu2_backward", dq, d_z, gradient); });
+  for_rows("fp8_relu2_backward", dq.rows, [=] KOKKOS_FUNCTION(int i) {
+    for (int j = 0; j < dq.cols; ++j) dq.row(i)[j] = 2 * dq.row(i)[j] * std::sqrt(*scale_h * hq.row(i)[j]);
+  });
+  with_format(format, [&](auto of) { quantise_result<of(), T>("fp8_relu2_backward", dq, d_z, dq); });
 }
 
 #define NANORUN_OPS(T)                                                                                                 \
@@ -162,7 +168,8 @@ void fp8_relu2_backward(Stream, Mat<Fp8<T>> dq, const Fp8Result<acc_t<T>>& d_z, 
   template std::size_t fp8_linear_backward_weight_workspace<T>(int, int, int);                                         \
   template void fp8_linear_backward_weight<T>(Stream, Mat<T>, bool, Mat<const T>, Fp8Format, Mat<const T>, Fp8Format,  \
                                               const T*, Output, Workspace);                                            \
-  template void fp8_relu2_forward<T>(Stream, Mat<T>, const Fp8Result<T>&, Mat<const T>, Mat<const T>, const T*);       \
+  template void fp8_relu2_forward<T>(Stream, Mat<T>, const Fp8Result<T>&, Mat<const T>, Mat<const T>, const T*,        \
+                                     Mat<T>);                                                                          \
   template void fp8_relu2_backward<T>(Stream, Mat<T>, const Fp8Result<T>&, Mat<const T>, Fp8Format, Mat<const T>,      \
                                       const T*, Mat<const T>, const T*);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)

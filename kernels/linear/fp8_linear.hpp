@@ -1,13 +1,15 @@
 #pragma once
-// Linear layers whose operands are 8-bit numbers in both passes, and the squared-relu layer between two of them. An
-// operand a is quantised once, by a scale s for the whole tensor (fp8_scale.hpp), and serves several products:
+// Linear layers whose operands are 8-bit numbers, in the forward pass or in both, and the squared-relu layer between
+// two of them. An operand a is quantised once, by a scale s for the whole tensor (fp8_scale.hpp), and serves several
+// products:
 //   aq = F(f a / s),  F = e4m3 or e5m2,  f a factor or 1
 //   out = s_x s_w xq wqᵀ,  d_x = s_g s_w gq wq,  d_w = s_g s_x gqᵀ xq
 // with the gradient g of out. Behind the first of the MLP's two layers, with the scale s_h of h and s_d of d_z:
 //   h = relu(s_x s_w xq wqᵀ)²,  hq = e4m3(h / s_h)
 //   d_z = 2 (s_g s_v gq vq) ∘ sqrt(s_h hq),  dq = F(d_z / s_d),  where out = h vᵀ and g is its gradient
-// h and d_z exist as hq and dq alone: their scales are those of an earlier step, while their largest magnitudes are
-// found on the way. Products take the scales multiplied, from memory: fp8_quantise computes them.
+// h and d_z exist as hq and dq alone, but for h where the backward pass is that of matmul.hpp: their scales are those
+// of an earlier step, while their largest magnitudes are found on the way. Products take the scales multiplied, from
+// memory: fp8_quantise computes them.
 // Shapes: x [M, K]; w [N, K]; out, g, h, d_z [M, N]; v [K', N].
 //
 // An element saturates where rounding without a bound would give more than the format's largest. Portable
@@ -35,7 +37,8 @@ struct Fp8Quantisation {
   Fp8Format format = Fp8Format::e4m3;
   const acc_t<T>* factor = nullptr;    ///< null: 1
   std::uint64_t* saturated = nullptr;  ///< += the elements that saturate; in the tensors' memory; null: not counted
-  Fp8Rows rows = Fp8Rows::plain;       ///< of q and of q_t
+  Fp8Rows rows = Fp8Rows::plain;       ///< of q
+  Fp8Rows rows_t = Fp8Rows::plain;     ///< of q_t
 };
 
 /// *to = the scale a, times the scale b where that has a maximum; or 1 / a with `inverse`.
@@ -56,7 +59,8 @@ struct Fp8Result {
 
 // CUDA: T = bf16. Sums of products have about 14 bits, as the tensor cores' 8-bit GEMMs keep them; those of
 // fp8_linear_backward_input and _weight are added up in fp32 after each 128 or fewer. Results are rounded once. Throws
-// std::invalid_argument unless M, N, K and K' are multiples of 128 and rows are whole 16-byte vectors.
+// std::invalid_argument unless N, K and K' are multiples of 128 and rows are whole 16-byte vectors; and M too, but for
+// the forward products and for matrices that fp8_quantise does not transpose.
 NANORUN_DECLARE_OPS({
   /// Quantises all entries, and computes all factors.
   template <class T>
@@ -84,10 +88,11 @@ NANORUN_DECLARE_OPS({
                                   Fp8Format format_a, Mat<const Fp8<T>> b_t, Fp8Format format_b, const acc_t<T>* factor,
                                   Output output, Workspace workspace);
 
-  /// hq of h = relu(*factor xq wqᵀ)². wq in Fp8Rows::fused.
+  /// hq of h = relu(*factor xq wqᵀ)², and h itself where that is not null; then hq may be null. wq in Fp8Rows::fused.
+  /// CUDA: with h, the maximum is that of the rounded h. hq is rounded once, from fp32.
   template <class T>
-  void fp8_relu2_forward(Stream stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& h, Mat<const Fp8<T>> xq,
-                         Mat<const Fp8<T>> wq, const acc_t<T>* factor);
+  void fp8_relu2_forward(Stream stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& result, Mat<const Fp8<T>> xq,
+                         Mat<const Fp8<T>> wq, const acc_t<T>* factor, Mat<T> h = {});
 
   /// dq of d_z = 2 (*factor gq vq) ∘ sqrt(*scale_h hq), with v_t = vqᵀ of e4m3 in Fp8Rows::fused; dq and gq have the
   /// format.

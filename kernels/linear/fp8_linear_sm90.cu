@@ -31,10 +31,9 @@ void with_format(Fp8Format format, const Body& body) {
 void require_product(const char* name, [[maybe_unused]] int rows, Mat<const fp8> a, Mat<const fp8> b,
                      [[maybe_unused]] int cols) {
   assert(a.rows == rows && b.rows == cols && a.cols == b.cols);
-  for (const Mat<const fp8>* const q : {&a, &b}) {
-    require_fp8_rows(name, *q);
-    require_fp8_sides(name, q->rows, q->cols);
-  }
+  require_fp8_rows(name, a);
+  require_fp8_rows(name, b);
+  require_fp8_sides(name, b.rows, b.cols);
 }
 
 /// Eight results of a row, quantised to F, and what Fp8Result asks for.
@@ -66,6 +65,7 @@ struct ResultOf {
   }
 };
 
+/// hq alone.
 struct Relu2Forward {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
@@ -93,6 +93,64 @@ struct Relu2Forward {
       *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(h);
     });
     of.store(result);
+  }
+};
+
+/// h, and hq where that is kept.
+template <bool keeps_quantised>
+struct Relu2ForwardOfBoth {
+  using Operand = e4m3;
+  static constexpr Major b_major = Major::k;
+  static constexpr bool last_rows_first = true;
+
+  Mat<bf16> h;
+  Mat<fp8> hq;
+  Fp8Result<float> result;
+  const float* factor;
+
+  __device__ void begin(WarpTile&) const {}
+
+  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
+    const float unscale = *factor, inverse = keeps_quantised ? *result.inverse : 0;
+    const bool counts = keeps_quantised && result.saturated != nullptr;
+    const Stretches mine(tile, h);
+    bf16* const to[] = {h.row(mine.row[0]) + mine.at, h.row(mine.row[1]) + mine.at};
+    fp8* const to_quantised[] = {hq.row(mine.row[0]) + mine.at, hq.row(mine.row[1]) + mine.at};
+    std::uint32_t largest = 0;  // also of rows and columns beyond the last: zeros
+    int saturated = 0;
+    Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
+      float squares[8];  // with the sign of the sum: the conversions make zeros of negative ones
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = unscale * sums[j];
+        squares[j] = z * fabsf(z);
+      }
+      std::uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = pack_bf16_relu(squares[2 * j], squares[2 * j + 1]);
+        largest = max_bf16(largest, pairs[j]);
+      }
+      const uint4 rounded = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      if (offset < mine.limit[r]) __stcs(reinterpret_cast<uint4*>(to[r] + offset), rounded);
+      if constexpr (keeps_quantised) {
+        const uint2 q = {quantised(squares, inverse), quantised(squares + 4, inverse)};
+        if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to_quantised[r] + offset) = q;
+        if (counts) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) saturated += squares[j] * inverse > saturates_above(Fp8Format::e4m3);
+        }
+      }
+    });
+    const unsigned in_warp = __reduce_max_sync(~0u, larger_of(largest));
+    if (tile.leads()) raise(result.maximum, in_warp);
+    if (counts) add_saturated(result.saturated, saturated);
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint32_t quantised(const float* x, float inverse) {
+    const std::uint32_t low = pack_e4m3_relu(x[0] * inverse, x[1] * inverse);
+    return low | pack_e4m3_relu(x[2] * inverse, x[3] * inverse) << 16;
   }
 };
 
@@ -163,6 +221,7 @@ void fp8_linear_backward_input(Stream stream, Mat<T> d_x, Mat<const Fp8<T>> gq, 
   constexpr const char* name = "fp8_linear_backward_input";
   require_vectors(name, d_x);
   require_product(name, d_x.rows, gq, w_t, d_x.cols);
+  require_fp8_sides(name, gq.rows, gq.cols);
   const GemmOptions options{.beta = beta_of(output), .factor = factor};
   with_format(format, [&](auto f) {
     using F = decltype(f);
@@ -196,12 +255,20 @@ void fp8_linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, bool transpose
 }
 
 template <class T>
-void fp8_relu2_forward(Stream stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& h, Mat<const Fp8<T>> xq,
-                       Mat<const Fp8<T>> wq, const acc_t<T>* factor) {
+void fp8_relu2_forward(Stream stream, Mat<Fp8<T>> hq, const Fp8Result<acc_t<T>>& result, Mat<const Fp8<T>> xq,
+                       Mat<const Fp8<T>> wq, const acc_t<T>* factor, Mat<T> h) {
   constexpr const char* name = "fp8_relu2_forward";
+  assert(!h || !hq || (h.rows == hq.rows && h.cols == hq.cols));
+  const int rows = h ? h.rows : hq.rows, cols = h ? h.cols : hq.cols;
+  if (h) require_vectors(name, h);
   require_fp8_rows(name, hq);
-  require_product(name, hq.rows, xq, wq, hq.cols);
-  launch_gemm(name, stream, Relu2Forward{hq, h, factor}, hq.cols, as<e4m3>(xq), as<e4m3>(wq));
+  require_product(name, rows, xq, wq, cols);
+  const auto launch_with = [&](const auto& epilogue) {
+    launch_gemm(name, stream, epilogue, cols, as<e4m3>(xq), as<e4m3>(wq));
+  };
+  if (!h) return launch_with(Relu2Forward{hq, result, factor});
+  if (!hq) return launch_with(Relu2ForwardOfBoth<false>{h, hq, result, factor});
+  launch_with(Relu2ForwardOfBoth<true>{h, hq, result, factor});
 }
 
 template <class T>
@@ -213,6 +280,7 @@ void fp8_relu2_backward(Stream stream, Mat<Fp8<T>> dq, const Fp8Result<acc_t<T>>
   require_fp8_rows(name, dq);
   require_fp8_rows(name, hq);
   require_product(name, dq.rows, gq, v_t, dq.cols);
+  require_fp8_sides(name, gq.rows, gq.cols);
   with_format(format, [&](auto f) {
     using F = decltype(f);
     launch_gemm(name, stream, Relu2Backward<F>{dq, hq, d_z, factor, scale_h}, dq.cols, as<F>(gq), as<e4m3>(v_t));
@@ -226,7 +294,7 @@ template std::size_t fp8_linear_backward_weight_workspace<bf16>(int, int, int);
 template void fp8_linear_backward_weight<bf16>(Stream, Mat<float>, bool, Mat<const fp8>, Fp8Format, Mat<const fp8>,
                                                Fp8Format, const float*, Output, Workspace);
 template void fp8_relu2_forward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&, Mat<const fp8>, Mat<const fp8>,
-                                      const float*);
+                                      const float*, Mat<bf16>);
 template void fp8_relu2_backward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&, Mat<const fp8>, Fp8Format,
                                        Mat<const fp8>, const float*, Mat<const fp8>, const float*);
 

@@ -40,9 +40,32 @@ __device__ ByteColumns transpose_16x4(const std::uint32_t rows[16]) {
 
 constexpr int row_vectors = side / 16, row_words = side / 4;
 
+/// The part of a square that a thread quantises: vectors of 16 elements.
+struct Part {
+  static constexpr int vectors = side * row_vectors / block_threads;
+  Vector<bf16, 8> halves[vectors][2];
+
+  /// Position of vector k in the square, in rows and vectors of a row.
+  static __device__ int row(int k) { return (threadIdx.x + k * block_threads) / row_vectors; }
+  static __device__ int vector() { return threadIdx.x % row_vectors; }
+  static __device__ bool lies_in(const Mat<const bf16>& x, int k, int first_row, int first_col) {
+    return first_row + row(k) < x.rows && first_col + 16 * vector() < x.cols;
+  }
+
+  __device__ __forceinline__ Part(const Mat<const bf16>& x, int first_row, int first_col) {
+#pragma unroll
+    for (int k = 0; k < vectors; ++k) {
+      if (!lies_in(x, k, first_row, first_col)) continue;
+      const bf16* const from = x.row(first_row + row(k)) + first_col + 16 * vector();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) halves[k][half] = load_vector<8>(from + 8 * half);
+    }
+  }
+};
+
 /// The matrices of a launch, and products of scales.
 struct Quantisations {
-  static constexpr int most = 4, most_factors = 8;
+  static constexpr int most = 8, most_factors = 8;
   Fp8Quantisation<bf16> of[most];
   unsigned begin[most + 1] = {};  ///< first thread block of each matrix, and their number
   float inverse = 0;              ///< in the place of 1 / s, where scales have no maximum
@@ -56,18 +79,18 @@ __device__ int place(Fp8Rows rows, int row) { return rows == Fp8Rows::fused ? fu
 /// A block quantises a square, and transposes it where that is wanted. In shared memory row r is rotated by r / 16
 /// vectors, so that neither the writes of rows nor the reads of columns have bank conflicts.
 template <class F>
-__device__ __forceinline__ void quantise_square(uint4* tile, const Fp8Quantisation<bf16>& of, float2 by, int first_row,
-                                                int first_col) {
+__device__ __forceinline__ void quantise_square(uint4* tile, const Fp8Quantisation<bf16>& of, const Part& part,
+                                                float2 by, int first_row, int first_col) {
   const Mat<const bf16>& x = of.x;
   int saturated = 0;
 #pragma unroll
-  for (int i = threadIdx.x; i < side * row_vectors; i += block_threads) {
-    const int row = i / row_vectors, vector = i % row_vectors, col = first_col + 16 * vector;
-    if (first_row + row >= x.rows || col >= x.cols) continue;
+  for (int k = 0; k < Part::vectors; ++k) {
+    if (!Part::lies_in(x, k, first_row, first_col)) continue;
+    const int row = Part::row(k), vector = Part::vector(), col = first_col + 16 * vector;
     std::uint32_t words[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Vector<float, 8> v = load_floats<8>(x.row(first_row + row) + col + 8 * half);
+      Vector<float, 8> v = to_floats(part.halves[k][half]);
 #pragma unroll
       for (float& element : v.v) {
         element = element * by.x * by.y;
@@ -78,7 +101,7 @@ __device__ __forceinline__ void quantise_square(uint4* tile, const Fp8Quantisati
     }
     const uint4 quantised = {words[0], words[1], words[2], words[3]};
     if (of.q) *reinterpret_cast<uint4*>(of.q.row(place(of.rows, first_row + row)) + col) = quantised;
-    tile[row * row_vectors + (vector + row / 16) % row_vectors] = quantised;
+    if (of.q_t) tile[row * row_vectors + (vector + row / 16) % row_vectors] = quantised;
   }
   if (of.saturated) add_saturated(of.saturated, saturated);
   if (!of.q_t) return;
@@ -94,7 +117,7 @@ __device__ __forceinline__ void quantise_square(uint4* tile, const Fp8Quantisati
   const ByteColumns columns = transpose_16x4(rows);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    fp8* const to = of.q_t.row(place(of.rows, first_col + 4 * word + i)) + first_row + 16 * group;
+    fp8* const to = of.q_t.row(place(of.rows_t, first_col + 4 * word + i)) + first_row + 16 * group;
     __stcs(reinterpret_cast<uint4*>(to), columns.column[i]);  // L2 evicts it first
   }
 }
@@ -105,6 +128,8 @@ __global__ void __launch_bounds__(block_threads) quantise_squares(const __grid_c
   while (blockIdx.x >= p.begin[matrix + 1]) ++matrix;
   const Fp8Quantisation<bf16>& of = p.of[matrix];
   const int index = static_cast<int>(blockIdx.x - p.begin[matrix]), across = ceil_div(of.x.cols, side);
+  const int row = index / across * side, col = index % across * side;
+  const Part part(of.x, row, col);  // on its way while the scale is computed
   __shared__ uint4 tile[side * row_vectors];
   __shared__ float2 by;  // the factor, then 1 / s
   if (threadIdx.x == 0) {
@@ -116,11 +141,10 @@ __global__ void __launch_bounds__(block_threads) quantise_squares(const __grid_c
     *f.to = f.inverse ? 1 / a : a * (f.b.maximum ? f.b.value() : 1.0f);
   }
   __syncthreads();
-  const int row = index / across * side, col = index % across * side;
   if (of.format == Fp8Format::e4m3) {
-    quantise_square<e4m3>(tile, of, by, row, col);
+    quantise_square<e4m3>(tile, of, part, by, row, col);
   } else {
-    quantise_square<e5m2>(tile, of, by, row, col);
+    quantise_square<e5m2>(tile, of, part, by, row, col);
   }
 }
 
@@ -150,21 +174,26 @@ template <class T>
 void fp8_quantise(Stream stream, std::span<const Fp8Quantisation<T>> quantisations,
                   std::span<const Fp8Factor<acc_t<T>>> factors) {
   constexpr const char* name = "fp8_quantise";
-  Quantisations p;
-  assert(!quantisations.empty() && quantisations.size() <= Quantisations::most);
-  assert(factors.size() <= Quantisations::most_factors);
+  assert(!quantisations.empty() && factors.size() <= Quantisations::most_factors);
   for (const Fp8Quantisation<T>& of : quantisations) {
     require_vectors(name, of.x);
-    require_fp8_sides(name, of.x.rows, of.x.cols);
+    require_fp8_sides(name, of.q_t ? of.x.rows : 0, of.x.cols);
     require_fp8_rows(name, of.q);
     require_fp8_rows(name, of.q_t);
     assert(!of.q || (of.q.rows == of.x.rows && of.q.cols == of.x.cols));
     assert(!of.q_t || (of.q_t.rows == of.x.cols && of.q_t.cols == of.x.rows));
   }
-  std::ranges::copy(quantisations, p.of);
-  std::ranges::copy(factors, p.factors);
-  p.factor_count = static_cast<int>(factors.size());
-  run(name, stream, p, static_cast<int>(quantisations.size()));
+  for (std::size_t first = 0; first < quantisations.size(); first += Quantisations::most) {
+    const auto of =
+        quantisations.subspan(first, std::min<std::size_t>(Quantisations::most, quantisations.size() - first));
+    Quantisations p;
+    std::ranges::copy(of, p.of);
+    if (first == 0) {
+      std::ranges::copy(factors, p.factors);
+      p.factor_count = static_cast<int>(factors.size());
+    }
+    run(name, stream, p, static_cast<int>(of.size()));
+  }
 }
 
 template void fp8_quantise(Stream, std::span<const Fp8Quantisation<bf16>>, std::span<const Fp8Factor<float>>);

@@ -52,10 +52,12 @@ void check_cuda(Rules& rules, Passes passes) {
   rules.require(config.head.precision != LmHeadChoice::fp32, {"head.precision"},
                 "head.precision = \"fp32\" is for CPUs; CUDA devices take \"fp8\" or \"bf16\"");
   if (passes == Passes::forward) return;
-  const bool in_fp8 = config.fp8.mlp.forward != Fp8Forward::working || config.fp8.qkv.forward != Fp8Forward::working;
-  rules.require(!in_fp8 || model.width % limits::fp8_width == 0, {"model.width", "fp8.mlp.forward", "fp8.qkv.forward"},
+  const bool in_fp8 = config.fp8.mlp.forward != Fp8Forward::working || config.fp8.qkv.forward != Fp8Forward::working ||
+                      config.train.mlp_precision == MlpPrecision::fp8;
+  rules.require(!in_fp8 || model.width % limits::fp8_width == 0,
+                {"model.width", "fp8.mlp.forward", "fp8.qkv.forward", "train.mlp_precision"},
                 "model.width = {} must be a multiple of {} on CUDA devices, as [fp8.mlp] or [fp8.qkv] has forward = "
-                "\"e4m3\"",
+                "\"e4m3\" or train.mlp_precision is \"fp8\"",
                 model.width, limits::fp8_width);
   const auto require_length = [&](const std::string& key, int length) {
     rules.require(std::int64_t{model.heads} * length <= limits::max_attention_rows, {key, "model.heads"},

@@ -18,8 +18,8 @@ std::vector<Key> train_keys() {
       {NANORUN_KEY(train, recompute_layers), operates, between(0, max_layers - 1),
        "layers, counted from 0, of which train.recompute forms this again; empty: all"},
       {NANORUN_KEY(train, mlp_precision), trains, any(),
-       "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3); "
-       "the backward pass and validation take them unrounded"},
+       "format of the operands of the MLP's forward products in training: working, that of the build, or fp8 (e4m3), "
+       "by record 89's rules in the place of [fp8.mlp]; the backward pass and validation take them unrounded"},
       {NANORUN_KEY(train, warmup), trains, between(0, max_steps),
        "first steps, in which learning rates rise linearly: step s has (s + 1) / warmup of them; 0: none"},
       {NANORUN_KEY(train, cooldown), trains, between(0, 1),

@@ -66,13 +66,11 @@ bool recomputes(const TrainConfig& train, Recompute kind, int layer) {
 template <class T>
 std::size_t fp8_workspace(const Config& config, int length) {
   const int width = config.model.width, hidden = config.model.mlp_ratio * width;
-  const Fp8Rules mlp = fp8_rules(config, Fp8Product::mlp), qkv = fp8_rules(config, Fp8Product::qkv);
-  const std::size_t of_qkv = qkv.forward ? Fp8Operands<T>::bytes({length, width, 3 * width, false}) : 0;
-  if (mlp.backward) return std::max(of_qkv, Fp8Operands<T>::bytes({length, width, hidden, true}));
-  if (!mlp.forward) return of_qkv;
-  return std::max({of_qkv,
-                   ops::linear_fp8_workspace<T>(length, width, hidden) + ops::linear_fp8_workspace<T>(0, hidden, width),
-                   ops::linear_fp8_workspace<T>(length, hidden, width)});
+  const auto bytes = [&](Fp8Product product, int n, bool two) {
+    const Fp8Rules rules = fp8_rules(config, product);
+    return rules.forward ? Fp8Operands<T>::bytes({length, width, n, two, rules.backward}) : 0;
+  };
+  return std::max(bytes(Fp8Product::qkv, 3 * width, false), bytes(Fp8Product::mlp, hidden, true));
 }
 
 template <class T>

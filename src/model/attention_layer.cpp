@@ -20,17 +20,6 @@ enum Factor { n_w, d_qkv_n, d_qkv_w };
 
 }  // namespace
 
-template <class T>
-void AttentionLayer<T>::measure_weights(const Activations<T>& a, int layer) const {
-  if (!scales_ || !a.training()) return;
-  std::vector<typename Fp8ProductScales<T>::Matrices> matrices;
-  for (int i = layer; i < layer + parameters_.weights.table().layers_from(layer); ++i) {
-    matrices.emplace_back();
-    if (a.plan[i].attends) matrices.back().w_in = parameters_.weight(block_name(i, "qkv"));
-  }
-  scales_.measure(layer, matrices);
-}
-
 /// q and k after norm and rotary, and the values, of the layer's norm.
 template <class T>
 void AttentionLayer<T>::project(Stream stream, const Activations<T>& a, const Feed<T>& feed,
@@ -47,7 +36,6 @@ template <class T>
 void AttentionLayer<T>::project_fp8(Stream stream, const Activations<T>& a, const Feed<T>& feed,
                                     const ops::ValueResidual<T>& residual, int layer) const {
   const AttentionActivations<T>& saved = a.block[layer].attention;
-  const Mat<const T> w = parameters_.weight(block_name(layer, "qkv"));
   kernels::WorkspaceAllocator allocator(a.workspace);
   const auto q = Fp8Operands<T>::forward(allocator, shape(a));
   if (acc_t<T>* const largest = scales_.largest_input(layer)) {
@@ -55,13 +43,13 @@ void AttentionLayer<T>::project_fp8(Stream stream, const Activations<T>& a, cons
     ops::max_magnitude<T>(stream, {&magnitude, 1});
   }
   const auto scale = scales_.of(layer);
-  const ops::Fp8Quantisation<T> quantisations[] = {
-      {.x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())},
-      {.x = w, .q = q.w_in, .scale = scale.w_in, .saturated = scales_.count(Fp8Count::weights, w.size())}};
+  const ops::Fp8Quantisation<T> n{
+      .x = saved.norm.n, .q = q.x, .scale = scale.n, .saturated = scales_.count(Fp8Count::input, saved.norm.n.size())};
   const ops::Fp8Factor<acc_t<T>> factor{scales_.factor(n_w), scale.n, scale.w_in};
-  ops::fp8_quantise<T>(stream, quantisations, {&factor, 1});
-  ops::attention_projection_forward_fp8<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, q.x, q.w_in,
-                                           scales_.factor(n_w), rotary(feed, a.plan[layer]), residual, model_.norm_eps);
+  ops::fp8_quantise<T>(stream, {&n, 1}, {&factor, 1});
+  ops::attention_projection_forward_fp8<T>(stream, saved.qkv, saved.v_mixed, saved.rstd_qk, q.x,
+                                           fp8_weights_.of(layer).w_in, scales_.factor(n_w),
+                                           rotary(feed, a.plan[layer]), residual, model_.norm_eps);
 }
 
 /// Backward pass of the projection, from a.d_qkv.
@@ -104,18 +92,16 @@ void AttentionLayer<T>::projection_backward_fp8(Stream stream, const Activations
                                    .format = format,
                                    .saturated = scales_.count(count, d.size())};
   };
-  const ops::Fp8Quantisation<T> quantisations[] = {
-      part(0, qk, Fp8Count::d_out),
-      part(qk, model_.width, Fp8Count::d_values),
-      {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n},
-      {.x = parameters_.weight(qkv), .q_t = q.w_in_t, .scale = scale.w_in}};
+  const ops::Fp8Quantisation<T> quantisations[] = {part(0, qk, Fp8Count::d_out),
+                                                   part(qk, model_.width, Fp8Count::d_values),
+                                                   {.x = saved.norm.n, .q_t = q.x_t, .scale = scale.n}};
   const ops::Fp8Factor<acc_t<T>> factors[] = {{scales_.factor(d_qkv_n), scale.d_out, scale.n},
                                               {scales_.factor(d_qkv_w), scale.d_out, scale.w_in}};
   ops::fp8_quantise<T>(stream, quantisations, factors);
   ops::fp8_linear_backward_weight<T>(stream, parameters_.gradient(qkv), /*transposes=*/false, q.d_out, format, q.x_t,
                                      kernels::Fp8Format::e4m3, scales_.factor(d_qkv_n), d_matrices, q.weight_gradient);
-  ops::fp8_linear_backward_input<T>(stream, saved.d_norm, q.d_out, format, q.w_in_t, scales_.factor(d_qkv_w),
-                                    kernels::accumulate_if(plan.adds_norm_gradient));
+  ops::fp8_linear_backward_input<T>(stream, saved.d_norm, q.d_out, format, fp8_weights_.of(layer).w_in_t,
+                                    scales_.factor(d_qkv_w), kernels::accumulate_if(plan.adds_norm_gradient));
 }
 
 /// What the output projection reads [T, d].

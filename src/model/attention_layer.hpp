@@ -13,6 +13,7 @@
 #include "src/model/feed.hpp"
 #include "src/model/fp8_product.hpp"
 #include "src/model/fp8_scales.hpp"
+#include "src/model/fp8_weights.hpp"
 #include "src/model/norm_gains.hpp"
 #include "src/model/params.hpp"
 
@@ -21,8 +22,8 @@ namespace nanorun {
 template <class T>
 class AttentionLayer {
  public:
-  AttentionLayer(const Config& config, const Parameters<T>& parameters, const AttentionHeads<T>& heads,
-                 const AttentionValues<T>& values, Fp8ProductScales<T>& scales)
+  AttentionLayer(const Config& config, const Parameters<T>& parameters, const Weights<T>& weights,
+                 const AttentionHeads<T>& heads, const AttentionValues<T>& values, Fp8ProductScales<T>& scales)
       : config_(config),
         model_(config.model),
         parameters_(parameters),
@@ -30,10 +31,13 @@ class AttentionLayer {
         biases_(config.model, parameters),
         heads_(heads),
         values_(values),
-        scales_(scales) {}
+        scales_(scales),
+        fp8_weights_(config, Fp8Product::qkv, parameters, weights, scales) {}
 
-  /// In 8 bits, finds the largest magnitudes of the layer's weights, as MlpLayer::measure_weights().
-  void measure_weights(const Activations<T>& a, int layer) const;
+  /// In 8 bits, quantises the layer's weights, as MlpLayer::prepare_weights().
+  void prepare_weights(kernels::Stream stream, const Activations<T>& a, int layer) {
+    if (a.training()) fp8_weights_.prepare(stream, layer);
+  }
   /// out [T, d] = or += attention of the norm that the layer reads [T, d], without attention_out_bias.
   void forward(kernels::Stream stream, const Activations<T>& a, const Feed<T>& feed, kernels::Mat<T> out,
                kernels::Output output, int layer) const;
@@ -58,7 +62,7 @@ class AttentionLayer {
   void projection_backward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Output d_matrices,
                                int layer) const;
   typename Fp8Operands<T>::Shape shape(const Activations<T>& a) const {
-    return {a.length, model_.width, 3 * model_.width, false};
+    return {a.length, model_.width, 3 * model_.width, false, scales_.backward()};
   }
   ops::AttentionInputs<T> inputs(const Activations<T>& a, const Feed<T>& feed, int layer) const;
   ops::Rotary<T> rotary(const Feed<T>& feed, const BlockPlan& plan) const;
@@ -72,6 +76,7 @@ class AttentionLayer {
   const AttentionHeads<T>& heads_;
   const AttentionValues<T>& values_;
   Fp8ProductScales<T>& scales_;
+  Fp8Weights<T> fp8_weights_;
 };
 
 }  // namespace nanorun

@@ -22,6 +22,7 @@ Fp8Rules rules_of(const Fp8Config& deck, Fp8Product product, int width) {
   Fp8Rules rules;
   rules.forward = deck.forward != Fp8Forward::working;
   rules.backward = deck.gradient != Fp8Gradient::working;
+  rules.counts = true;
   rules.gradient = deck.gradient == Fp8Gradient::e5m2 ? kernels::Fp8Format::e5m2 : kernels::Fp8Format::e4m3;
   rules.input = {deck.scales, first_input, deck.margin, true};
   if (deck.scales == Fp8Scales::fixed) rules.input.scale = deck.scale_x > 0 ? deck.scale_x : scale_of_norms(width);

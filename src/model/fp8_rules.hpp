@@ -20,6 +20,7 @@ struct Fp8Rule {
 struct Fp8Rules {
   bool forward = false;   ///< the forward products have operands in e4m3
   bool backward = false;  ///< and the backward products have operands in 8 bits
+  bool counts = false;    ///< what saturates is counted
   kernels::Fp8Format gradient = kernels::Fp8Format::e4m3;
   Fp8Rule input, hidden, d_out, d_hidden;
   bool delays_w_in = false, delays_w_out = false;

@@ -41,13 +41,14 @@ Fp8ProductScales<T>::Fp8ProductScales(const Config& config, Fp8Product product, 
 template <class T>
 void Fp8ProductScales<T>::begin_sequence(long step) {
   if (!*this) return;
-  first_ = step != step_;
-  if (!first_) {
+  if (step == step_) {
     ops::fill<Maximum>(stream_, adjacent_rows(input_now, 2), 0);
     return;
   }
   follows_last_ = step_ == step - 1 && step_ >= 0;
   step_ = step;
+  ++steps_begun_;
+  measured_.assign(layers_, false);
   ops::fill<Maximum>(stream_, adjacent_rows(step % 2 == 0 ? w_out_even : input_now, 4), 0);
 }
 
@@ -64,7 +65,11 @@ auto Fp8ProductScales<T>::largest_d_out(int layer) const -> Maximum* {
 
 template <class T>
 void Fp8ProductScales<T>::measure(int first, std::span<const Matrices> layers) {
-  if (!first_) return;
+  if (measured_[first]) {
+    ops::fill<Maximum>(stream_, w_in(step_).subspan(first, layers.size()), 0);
+    ops::fill<Maximum>(stream_, w_out(step_).subspan(first, layers.size()), 0);
+  }
+  std::fill_n(measured_.begin() + first, layers.size(), true);
   std::vector<ops::Magnitude<T>> magnitudes;
   for (int layer = first; const Matrices& matrices : layers) {
     if (matrices.w_in) magnitudes.push_back({&w_in(step_)[layer], matrices.w_in});
@@ -101,6 +106,7 @@ auto Fp8ProductScales<T>::of(int layer) const -> Layer {
 
 template <class T>
 std::uint64_t* Fp8ProductScales<T>::count(Fp8Count of, std::size_t size) {
+  if (!rules_.counts) return nullptr;
   saturation_.all[static_cast<std::size_t>(of)] += static_cast<double>(size);
   return &counts_.span()[static_cast<std::size_t>(of)];
 }

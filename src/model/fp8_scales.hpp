@@ -54,9 +54,11 @@ class Fp8ProductScales {
   struct Matrices {
     kernels::Mat<const T> w_in, w_out;
   };
-  /// Measures the matrices of layers [first, first + layers.size()), in the first sequence of a step. To be called in
-  /// each sequence before the products of these layers.
+  /// Measures the matrices of layers [first, first + layers.size()). To be called once a step before the products of
+  /// these layers, and again where the matrices have changed (Fp8Weights does).
   void measure(int first, std::span<const Matrices> layers);
+  /// How many steps have begun: measure() is due where this has changed.
+  long steps_begun() const { return steps_begun_; }
   /// What the products of a layer take.
   struct Layer {
     Scale n, w_in, h, w_out, d_out, d_hidden;
@@ -67,7 +69,7 @@ class Fp8ProductScales {
   /// Memory for products of scales, which hold for one pass of a layer.
   static constexpr int factors = 16;
   Maximum* factor(int index) const { return factors_.data() + index; }
-  /// Where ops count what saturates of `size` elements.
+  /// Where ops count what saturates of `size` elements; null where the rules do not count.
   std::uint64_t* count(Fp8Count of, std::size_t size);
 
   /// Ends a step: enqueues the copies to the host that share() needs.
@@ -135,8 +137,9 @@ class Fp8ProductScales {
   Fp8Saturation saturation_;   ///< since take_saturation()
   double unit_of_set_ = 1;     ///< gradient_unit() of what d_hidden_set was found in
   long step_ = -1;             ///< the step whose weights are measured
-  bool first_ = false;         ///< the sequence is the first of its step
-  bool follows_last_ = false;  ///< the maxima of the step before are there
+  long steps_begun_ = 0;
+  std::vector<bool> measured_;  ///< by layer: in this step
+  bool follows_last_ = false;   ///< the maxima of the step before are there
 };
 
 /// The scales of all products.

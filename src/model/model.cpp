@@ -127,8 +127,8 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
   for (const BlockPlan& plan : a.plan) {
     if (hooks.enter) hooks.enter(plan.layer);
     const NamedRange range(layer_range(plan.layer));
-    mlp_.measure_weights(a, plan.layer);
-    attention_.measure_weights(a, plan.layer);
+    mlp_.prepare_weights(stream_, a, plan.layer);
+    attention_.prepare_weights(stream_, a, plan.layer);
     coefficients_.forward(stream_, a.coefficients, plan.layer, a.layer_input(plan.layer));
     switch (config_.model.residual) {
       case Residual::unet:

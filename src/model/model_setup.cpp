@@ -88,8 +88,8 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
       values_(config.model, parameters_, coefficients_, mixes_),
       heads_(config.model, parameters_, coefficients_),
       input_(config.model, parameters_),
-      attention_(config, parameters_, heads_, values_, fp8_scales_.qkv),
-      mlp_(config, parameters_, fp8_scales_.mlp) {
+      attention_(config, parameters_, weights, heads_, values_, fp8_scales_.qkv),
+      mlp_(config, parameters_, weights, fp8_scales_.mlp) {
   WorkspaceAllocator validation(arena_.space());
   validation_ = Activations<T>(config, config.validation.length, Mode::evaluation, validation);
   if (gradients.empty()) return;
@@ -125,7 +125,8 @@ std::size_t Model<T>::idle_bytes(const Config& config) {
 
 template <class T>
 std::size_t Model<T>::memory_bytes(const Config& config) {
-  return idle_bytes(config) + RotaryTable<T>::bytes(config, max_sequence(config, Mode::training));
+  return idle_bytes(config) + RotaryTable<T>::bytes(config, max_sequence(config, Mode::training)) +
+         Fp8Weights<T>::bytes(config, Fp8Product::mlp) + Fp8Weights<T>::bytes(config, Fp8Product::qkv);
 }
 
 template <class T>

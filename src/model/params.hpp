@@ -7,8 +7,10 @@
 // Gradients lie in one arena of acc_t<T>, without the fixed tensors, which have neither gradients nor optimizer state
 // and travel between ranks only when weights are initialised or restored.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -195,17 +197,36 @@ class Weights {
  public:
   using Scalar = kernels::acc_t<T>;
   explicit Weights(const ParameterTable& table)
-      : tensors_(table.tensor_size(), "the weights"), scalars_(table.size() - table.tensor_size(), "the weights") {}
+      : tensors_(table.tensor_size(), "the weights"), scalars_(table.size() - table.tensor_size(), "the weights") {
+    for (const Bucket& bucket : table.buckets()) written_.push_back({bucket.offset, 0});
+  }
 
+  /// Whoever writes through these notes it. The optimizer does so where it sends new weights to the other ranks
+  /// (src/optimizer/bucket_transfers.hpp).
   std::span<T> tensors() const { return tensors_.span(); }
   std::span<Scalar> scalars() const { return scalars_.span(); }
 
-  /// Called after weights were written by anything but a step of the optimizer.
-  void note_replaced() const { ++replaced_; }
+  /// Called once writes of a bucket, by its place among ParameterTable::buckets(), have been enqueued.
+  void note_written(std::size_t bucket) const { ++written_[bucket].times; }
+  /// How often the bucket has been written in which an element lies: what was made of older weights is stale.
+  /// `offset`: as Parameter::offset.
+  long written(std::size_t offset) const {
+    return std::prev(std::ranges::upper_bound(written_, offset, {}, &Written::offset))->times;
+  }
+  /// Called once weights have been written by anything but a step of the optimizer.
+  void note_replaced() const {
+    ++replaced_;
+    for (Written& bucket : written_) ++bucket.times;
+  }
   /// Number of these calls.
   long replaced() const { return replaced_; }
 
  private:
+  struct Written {
+    std::size_t offset;  ///< of the bucket
+    long times;
+  };
+  mutable std::vector<Written> written_;  ///< by bucket, in ascending order
   mutable long replaced_ = 0;
   TensorArena<T> tensors_;
   TensorArena<Scalar> scalars_;

@@ -14,9 +14,9 @@ constexpr std::array gather_order{Level::between, Level::inside};
 }  // namespace
 
 template <class T>
-BucketTransfers<T>::BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows,
-                                    kernels::Stream compute)
-    : comm_(comm), rows_(rows), compute_(compute), events_(buckets) {}
+BucketTransfers<T>::BucketTransfers(std::size_t buckets, const Weights<T>& weights, TensorComm& comm,
+                                    const TouchedRows& rows, kernels::Stream compute)
+    : weights_(weights), comm_(comm), rows_(rows), compute_(compute), events_(buckets) {}
 
 template <class T>
 BucketTransfers<T>::~BucketTransfers() {
@@ -50,6 +50,7 @@ void BucketTransfers<T>::await_gradients(Trace& trace, const OwnedBucket<T>& own
 
 template <class T>
 void BucketTransfers<T>::all_gather(Trace& trace, const OwnedBucket<T>& owned) {
+  weights_.note_written(owned.index);
   transfer(trace, Phase::gather_weights, gather_order, events_[owned.index].gathered,
            [&](Level level) { gather(level, owned); });
 }
@@ -70,6 +71,7 @@ void BucketTransfers<T>::await_weights(Trace& trace, const OwnedBucket<T>& owned
 
 template <class T>
 void BucketTransfers<T>::all_gather_now(const std::vector<OwnedBucket<T>>& buckets) {
+  weights_.note_replaced();
   if (comm_.size() == 1) return;
   for (const OwnedBucket<T>& owned : buckets) {
     for (const Level level : gather_order) gather(level, owned);

@@ -1,6 +1,7 @@
 #pragma once
 // Collectives of buckets, beside computation: reduce-scatters of gradients to their owners, all-gathers of new weights
-// to all ranks. With one rank nothing travels.
+// to all ranks. With one rank nothing travels. New weights reach the model through the all-gathers alone, on one rank
+// too: these note in Weights what has been written.
 
 #include <span>
 #include <vector>
@@ -17,8 +18,10 @@ namespace nanorun {
 template <class T>
 class BucketTransfers {
  public:
-  /// For `buckets` buckets. `compute`: the stream of ops. The communicator and `rows` must outlive this object.
-  BucketTransfers(std::size_t buckets, TensorComm& comm, const TouchedRows& rows, kernels::Stream compute);
+  /// For `buckets` buckets of the weights. `compute`: the stream of ops. The weights, the communicator and `rows` must
+  /// outlive this object.
+  BucketTransfers(std::size_t buckets, const Weights<T>& weights, TensorComm& comm, const TouchedRows& rows,
+                  kernels::Stream compute);
   ~BucketTransfers();
   BucketTransfers(const BucketTransfers&) = delete;
   BucketTransfers& operator=(const BucketTransfers&) = delete;
@@ -49,6 +52,7 @@ class BucketTransfers {
   void await(Trace& trace, Phase phase, const ops::Event& done);
   void gather(Level level, const OwnedBucket<T>& owned);
 
+  const Weights<T>& weights_;
   TensorComm& comm_;
   const TouchedRows& rows_;
   kernels::Stream compute_;

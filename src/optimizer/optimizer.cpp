@@ -58,7 +58,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
       squares_(stream, 2),
       buckets_(own_buckets(gradients)),
       batches_(shape_batches()),
-      transfers_(buckets_.size(), comm, rows, stream),
+      transfers_(buckets_.size(), weights, comm, rows, stream),
       clipping_(config, comm, stream),
       tied_lm_head_(config, table, buckets_),
       averages_(config, buckets_, stream),
@@ -294,7 +294,6 @@ template <class T>
 void Optimizer<T>::apply_averages() {
   complete_rows();
   averages_.apply();
-  weights_.note_replaced();
   transfers_.all_gather_now(buckets_);
 }
 
@@ -391,7 +390,6 @@ void Optimizer<T>::restore(const Restored& restored) {
 /// Collective. Makes every rank's weights those of the masters. Waits for the device.
 template <class T>
 void Optimizer<T>::refresh_weights() {
-  weights_.note_replaced();
   for (const Owned& owned : buckets_) owned.round_weights(stream_);
   ops::synchronize(stream_);
   transfers_.all_gather_now(buckets_);

@@ -17,9 +17,9 @@
 
 #include "kernels/attention/attention_projection.hpp"
 #include "kernels/device/magnitude.hpp"
+#include "kernels/linear/fp8_linear.hpp"
 #include "kernels/linear/fp8_weight_gradient.hpp"
 #include "kernels/linear/matmul.hpp"
-#include "kernels/linear/mlp_fp8.hpp"
 #include "kernels/lm_head/lm_head.hpp"
 #include "kernels/lm_head/lm_head_softcap.hpp"
 #include "kernels/optimizer/muon_stages.hpp"
@@ -63,6 +63,7 @@ class Values {
     if constexpr (std::is_same_v<T, fp16>) return {static_cast<__half_raw>(__float2half_rn(x)).x};
     if constexpr (std::is_integral_v<T>) return static_cast<T>((x + 1) * 25000);  // tokens
     if constexpr (std::is_same_v<T, std::byte>) return std::byte{0};
+    if constexpr (std::is_same_v<T, fp8>) return {};
   }
   T* data_ = nullptr;
   std::size_t size_;
@@ -134,34 +135,41 @@ void linear(benchmark::State& state, Linear op, int rows, int in, int out) {
   });
 }
 
-/// Whether linear_relu2_forward_fp8 keeps the quantised h, which linear_forward_fp8 then reads.
-enum class Hidden { not_kept, kept };
+/// Products of operands that are quantised already: fp8_linear_forward; fp8_relu2_forward, which leaves hq, or h and
+/// hq.
+enum class LinearFp8 { product, relu2, relu2_and_h };
 
-/// x [rows, in], w [out, in]; both are quantised in it. With `squared` linear_relu2_forward_fp8.
-void linear_fp8(benchmark::State& state, bool squared, Hidden h, int rows, int in, int out) {
+/// x [rows, in], w [out, in].
+void linear_fp8(benchmark::State& state, LinearFp8 kind, int rows, int in, int out) {
   const std::size_t m = rows, k = in, n = out;
-  const bool kept = h == Hidden::kept;
-  const Values<bf16> x(m * k), w(n * k, 0.05f), y(m * n);
-  const bench::RandomOperand<e4m3> q(kept ? m * (squared ? n : k) : 0);
-  const Values<float> maxima(4);
-  const Values<std::byte> scratch(cuda::linear_fp8_workspace<bf16>(rows, in, out));
-  float* const maximum = maxima.data();
-  const Fp8Scale<float> scale_x{maximum}, scale_w{maximum + 1}, scale_h{maximum + 2, 1.8};
-  const Mat<const bf16> x_in = x.mat(rows, in), w_in = w.mat(out, in);
-  cuda::max_magnitude<bf16>(stream,
-                            std::vector<Magnitude<bf16>>{{maximum, x_in}, {maximum + 1, w_in}, {maximum + 2, x_in}});
-  const Workspace workspace(scratch.data(), scratch.size());
+  const bench::RandomOperand<e4m3> x(m * k), w(n * k);
+  const Values<bf16> y(m * n);
+  const Values<fp8> hq(m * n);
+  const Values<float> numbers(3, 0.01f);
+  float* const factor = numbers.data();
+  const Mat<const fp8> xq(reinterpret_cast<const fp8*>(x.data()), rows, in),
+      wq(reinterpret_cast<const fp8*>(w.data()), out, in);
   const auto work = [&] {
-    if (squared) {
-      const Mat<e4m3> hq = kept ? Mat<e4m3>(q.data(), rows, out) : Mat<e4m3>();
-      cuda::linear_relu2_forward_fp8<bf16>(stream, y.mat(rows, out), maximum + 3, x_in, scale_x, w_in, scale_w,
-                                           workspace, {hq, scale_h});
-    } else {
-      const Mat<const e4m3> hq = kept ? Mat<const e4m3>(q.data(), rows, in) : Mat<const e4m3>();
-      cuda::linear_forward_fp8<bf16>(stream, y.mat(rows, out), x_in, scale_x, w_in, scale_w, workspace, hq);
-    }
+    if (kind == LinearFp8::product) return cuda::fp8_linear_forward<bf16>(stream, y.mat(rows, out), xq, wq, factor);
+    const Mat<bf16> h = kind == LinearFp8::relu2_and_h ? y.mat(rows, out) : Mat<bf16>();
+    cuda::fp8_relu2_forward<bf16>(stream, hq.mat(rows, out), {factor + 1, factor + 2}, xq, wq, factor, h);
   };
   measure(state, 2.0 * m * n * k, 0, work, 1, Operands::fp8);
+}
+
+/// x [rows, cols] in 8 bits, with or without its transpose.
+void fp8_quantise(benchmark::State& state, bool transposes, int rows, int cols) {
+  const std::size_t size = std::size_t{1} * rows * cols;
+  const Values<bf16> x(size);
+  const Values<fp8> q(size), q_t(transposes ? size : 0);
+  const Values<float> maximum(1);
+  const Fp8Quantisation<bf16> of{.x = x.mat(rows, cols),
+                                 .q = q.mat(rows, cols),
+                                 .q_t = transposes ? q_t.mat(cols, rows) : Mat<fp8>(),
+                                 .scale = {maximum.data()}};
+  measure(state, 0, (transposes ? 4.0 : 3.0) * static_cast<double>(size), [&] {
+    cuda::fp8_quantise<bf16>(stream, {&of, 1}, {});
+  });
 }
 
 /// cuBLASLt's, for comparison: operands are quantised already.
@@ -351,14 +359,19 @@ void add_linear(const char* name, Linear op, int rows, int in, int out) {
 
 /// The MLP in fp8, beside linear_relu2_forward and linear_forward in bf16.
 void add_mlp_fp8(int rows) {
-  for (const bool up : {true, false}) {
-    const int in = up ? width : hidden, out = up ? hidden : width;
-    for (const Hidden h : {Hidden::not_kept, Hidden::kept}) {
-      add(std::string(up ? "linear_relu2_forward_fp8/" : "linear_forward_fp8/") + shape(rows, in, out) +
-              (h == Hidden::kept ? "/hq" : ""),
-          [=](benchmark::State& state) { linear_fp8(state, up, h, rows, in, out); });
-    }
+  const auto add_fp8 = [&](const char* name, LinearFp8 kind, int in, int out) {
+    add(name + shape(rows, in, out), [=](benchmark::State& state) { linear_fp8(state, kind, rows, in, out); });
+  };
+  add_fp8("fp8_relu2_forward/", LinearFp8::relu2, width, hidden);
+  add_fp8("fp8_relu2_forward/h/", LinearFp8::relu2_and_h, width, hidden);
+  add_fp8("fp8_linear_forward/", LinearFp8::product, hidden, width);
+  for (const auto& [in, out] : {std::pair{width, hidden}, {hidden, width}}) {
     add("gemm_e4m3/" + shape(rows, in, out), [=](benchmark::State& state) { gemm_e4m3(state, rows, in, out); });
+  }
+  for (const bool transposes : {false, true}) {
+    add("fp8_quantise/" + std::string(transposes ? "transpose/" : "") + std::to_string(rows) + "x" +
+            std::to_string(width),
+        [=](benchmark::State& state) { fp8_quantise(state, transposes, rows, width); });
   }
   add("max_magnitude/" + std::to_string(rows) + "x" + std::to_string(width),
       [=](benchmark::State& state) { max_magnitude(state, rows, width); });

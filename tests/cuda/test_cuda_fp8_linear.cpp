@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <deque>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -159,20 +160,17 @@ class Mlp {
     const auto make = [&](auto side) {
       using T = decltype(side.type);
       const Fp8Scale<acc_t<T>> unit{side.maxima + one};
-      const auto of = [&](auto& x, auto& q, auto& q_t, Fp8Rows rows, Fp8Rows) {
-        return Fp8Quantisation<T>{.x = side(x), .q = side(q), .q_t = side(q_t), .scale = unit, .rows = rows};
+      const auto of = [&](auto& x, auto& q, auto& q_t, Fp8Rows rows, Fp8Rows rows_t) {
+        return Fp8Quantisation<T>{
+            .x = side(x), .q = side(q), .q_t = side(q_t), .scale = unit, .rows = rows, .rows_t = rows_t};
       };
       auto g = of(d_out, gq, gt, Fp8Rows::plain, Fp8Rows::plain);
       g.format = format;
       g.factor = side.factor;
       g.saturated = side.saturated;
-      // Each of the weights' matrices has an order of its own.
-      auto w1_of = of(w_in, w1, w1t, Fp8Rows::plain, Fp8Rows::plain);
-      w1_of.q = {};
-      auto w2_of = of(w_out, w2, w2t, Fp8Rows::fused, Fp8Rows::fused);
-      Fp8Quantisation<T> w1_forward{.x = side(w_in), .q = side(w1), .scale = unit, .rows = Fp8Rows::fused};
-      const Fp8Quantisation<T> first[] = {of(n, xq, xt, Fp8Rows::plain, Fp8Rows::plain), w1_forward},
-                               second[] = {g, w1_of, w2_of};
+      const Fp8Quantisation<T> first[] = {of(n, xq, xt, Fp8Rows::plain, Fp8Rows::plain),
+                                          of(w_in, w1, w1t, Fp8Rows::fused, Fp8Rows::plain)},
+                               second[] = {g, of(w_out, w2, w2t, Fp8Rows::fused, Fp8Rows::fused)};
       const Fp8Scale<acc_t<T>> h{side.maxima + of_h, 1.25}, d{side.maxima + of_d};
       const Fp8Factor<acc_t<T>> values[] = {{side.factors + product, unit, unit},
                                             {.to = side.factors + inverse_h, .a = h, .inverse = true},
@@ -316,6 +314,43 @@ TEST(CudaFp8Linear, QuantisesAsThePortable) {
     EXPECT_EQ(device_saturated.host(), saturated);
     EXPECT_GT(saturated[0], 0u);
   }
+}
+
+/// More matrices than a launch takes, as many layers' weights are.
+TEST(CudaFp8Linear, QuantisesManyMatricesAtOnce) {
+  SKIP_WITHOUT_DEVICE();
+  constexpr int count = 19, rows = 128, cols = 256;
+  struct OfOne {
+    explicit OfOne(unsigned seed) : x(integers(rows, cols, seed, 4)) {}
+    Tensor<bf16> x;
+    Quantised q{rows, cols}, q_t{cols, rows};
+  };
+  std::deque<OfOne> matrices;
+  test::Vector<float> maxima, product{0};
+  for (int i = 0; i < count; ++i) {
+    matrices.emplace_back(30 + i);
+    maxima.push_back(448.0f * static_cast<float>(1 + i));
+  }
+  const test::DeviceVector<float> device_maxima(maxima), device_product(product);
+  const float* const m = device_maxima.data();
+  std::vector<Fp8Quantisation<float>> host;
+  std::vector<Fp8Quantisation<bf16>> device;
+  for (int i = 0; i < count; ++i) {
+    auto& [x, q, q_t] = matrices[i];
+    host.push_back({.x = x.host(), .q = q.host(), .q_t = q_t.host(), .scale = {&maxima[i]}});
+    device.push_back({.x = x.device(), .q = q.device(), .q_t = q_t.device(), .scale = {m + i}});
+  }
+  const Fp8Factor<float> factor{product.data(), {&maxima[1]}, {&maxima[2]}},
+      device_factor{device_product.data(), {m + 1}, {m + 2}};
+  portable::fp8_quantise<float>({}, host, {&factor, 1});
+  fp8_quantise<bf16>({}, device, {&device_factor, 1});
+  test::cuda_check(cudaDeviceSynchronize());
+  for (const OfOne& of : matrices) {
+    of.q.expect_equal("q");
+    of.q_t.expect_equal("q, transposed");
+  }
+  EXPECT_EQ(device_product.host(), product);
+  EXPECT_EQ(product[0], 6);
 }
 
 /// Codes of small integers.

@@ -67,8 +67,11 @@ struct Fixture : Learner<double> {
     std::normal_distribution<double> normal(0, 0.1);
     for (double& w : weights.tensors()) w += normal(generator);
     for (double& w : weights.scalars()) w += normal(generator);
+    weights.note_replaced();
   }
+  /// To be read, or to be written before the next pass.
   double& weight(const Parameter& p, std::size_t i) {
+    weights.note_replaced();
     const std::size_t tensors = table.tensor_size();
     return p.offset < tensors ? weights.tensors()[p.offset + i] : weights.scalars()[p.offset - tensors + i];
   }

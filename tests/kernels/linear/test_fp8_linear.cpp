@@ -235,6 +235,54 @@ TEST(Fp8Linear, AddsToWhatIsThere) {
   expect_more(added.d_n, alone.d_n);
 }
 
+/// hq and what is found on the way are the same whether h is kept or not, and h is what hq is made of.
+template <class T>
+void check_kept_hidden_units() {
+  const Problem p;
+  test::Vector<T> n = test::convert<T>(p.n), w = test::convert<T>(p.w_in);
+  test::Vector<T> xq = test::poisoned<T>(rows * width), wq = test::poisoned<T>(hidden * width);
+  test::Vector<T> maxima = test::convert<T>(test::Vector<double>{448 * p.n_scale, 448 * p.w_in_scale, 448 * p.h_scale});
+  test::Vector<T> factors = test::poisoned<T>(2);
+  const Fp8Quantisation<T> quantisations[] = {
+      {.x = matrix(n, rows, width), .q = matrix(xq, rows, width), .scale = {&maxima[0]}},
+      {.x = matrix(w, hidden, width), .q = matrix(wq, hidden, width), .scale = {&maxima[1]}}};
+  const Fp8Factor<T> products[] = {{&factors[0], {&maxima[0]}, {&maxima[1]}},
+                                   {.to = &factors[1], .a = {&maxima[2]}, .inverse = true}};
+  fp8_quantise<T>({}, quantisations, products);
+  struct Kept {
+    test::Vector<T> hq = test::poisoned<T>(rows * hidden), h = test::poisoned<T>(rows * (hidden + 3));
+    T largest = 0;
+    std::uint64_t saturated = 0;
+  };
+  const auto run = [&](bool keeps_hq, bool keeps_h) {
+    Kept kept;
+    fp8_relu2_forward<T>({}, keeps_hq ? matrix(kept.hq, rows, hidden) : Mat<T>(),
+                         {&factors[1], &kept.largest, &kept.saturated}, matrix(xq, rows, width),
+                         matrix(wq, hidden, width), &factors[0],
+                         keeps_h ? Mat<T>(kept.h.data(), rows, hidden, hidden + 3) : Mat<T>());
+    return kept;
+  };
+  const Kept quantised = run(true, false), both = run(true, true), h_alone = run(false, true);
+  EXPECT_EQ(both.hq, quantised.hq);
+  EXPECT_EQ(both.largest, quantised.largest);
+  EXPECT_EQ(h_alone.largest, quantised.largest);
+  EXPECT_EQ(both.saturated, quantised.saturated);
+  EXPECT_GT(quantised.saturated, 0u);
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < hidden; ++j) {
+      const T h = both.h[i * (hidden + 3) + j];
+      ASSERT_EQ(h, h_alone.h[i * (hidden + 3) + j]);
+      ASSERT_EQ(both.hq[i * hidden + j],
+                test::e4m3.round(std::min(448.0f, static_cast<float>(h) * static_cast<float>(factors[1]))));
+    }
+  }
+}
+
+TEST(Fp8Linear, KeepsTheHiddenUnitsThatAreWanted) {
+  check_kept_hidden_units<double>();
+  check_kept_hidden_units<float>();
+}
+
 /// Operands that have their value in 8 bits: then the passes are those of the MLP without rounding, whose gradients
 /// finite differences test.
 Problem exact_problem() {

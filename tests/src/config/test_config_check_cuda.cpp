@@ -46,7 +46,8 @@ TEST(CheckCuda, RefusesWhatNoKernelComputes) {
   EXPECT_EQ(fault({"model.width=320", "model.heads=5", "model.head_dim=64"}), "");
   EXPECT_EQ(fault({"model.width=320", "model.heads=5", "model.head_dim=64", "fp8.qkv.forward=e4m3"}),
             "override model.width=320: model.width = 320 must be a multiple of 128 on CUDA devices, as [fp8.mlp] or "
-            "[fp8.qkv] has forward = \"e4m3\"");
+            "[fp8.qkv] has forward = \"e4m3\" or train.mlp_precision is \"fp8\"");
+  EXPECT_NE(fault({"model.width=320", "model.heads=5", "model.head_dim=64", "train.mlp_precision=fp8"}), "");
   EXPECT_EQ(fault({"model.composition_window=113"}), "");
   EXPECT_EQ(fault({"model.composed_layers=1", "model.composition_window=112"}), "");
   EXPECT_EQ(fault({"model.composed_layers=1", "model.composition_window=113"}),
