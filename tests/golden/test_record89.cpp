@@ -167,30 +167,35 @@ Config after_wide_config() {
 /// With products in FP8. While the weights are those of the reference up to fp32, few values lie so near the middle of
 /// two 8-bit values that they round to the other one. Updates then carry these steps of up to 1/8 into all weights, and
 /// these into further roundings.
-void compare_fp8(const std::string& name, const Config& config, Start start, const NormTolerance& gradient = {5e-3},
-                 const NormTolerance& final = {2e-2}) {
-  SKIP_WITHOUT_HEADS_OF_128(blocks_config())
+struct Fp8Tolerance {
+  double loss[3] = {1e-7, 5e-6, 2e-3};  ///< in steps 0, 1 and later
+  NormTolerance gradient{5e-3}, final{2e-2};
+  double floor = 1e-3;  ///< of gradients: errors of smaller ones are relative to it
+};
+
+void compare_fp8(const std::string& name, const Config& config, Start start, const Fp8Tolerance& tolerance = {}) {
+  SKIP_WITHOUT_HEADS_OF_128(config)
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
   training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());
   if (start == Start::alive) make_alive(training);
   double worst[3] = {};
-  for (int step = 0; step < 20; ++step) {
+  const auto steps = static_cast<int>(golden.at("losses").size());
+  for (int step = 0; step < steps; ++step) {
     const int phase = std::min(step, 2);
-    constexpr double tolerances[] = {1e-7, 5e-6, 2e-3};
-    expect_close(training.forward_backward(), golden.at("losses")[step], tolerances[phase], 1, worst[phase],
+    expect_close(training.forward_backward(), golden.at("losses")[step], tolerance.loss[phase], 1, worst[phase],
                  fmt::format("loss of step {}", step));
     if (step == 0) {
       expect_norms(
           training.table, [&](const Parameter& p) { return training.gradient_norm(p) / 2; },
-          golden.at("gradient_norms").at("0"), gradient, 1e-3, "gradient norm, step 0");
+          golden.at("gradient_norms").at("0"), tolerance.gradient, tolerance.floor, "gradient norm, step 0");
     }
     training.update();
   }
   std::printf("largest difference, loss: %.1e in step 0, %.1e in step 1, %.1e later\n", worst[0], worst[1], worst[2]);
   expect_norms(
-      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"), final,
-      1e-9, "final norm");
+      training.table, [&](const Parameter& p) { return training.weight_norm(p); }, golden.at("final_norms"),
+      tolerance.final, 1e-9, "final norm");
 }
 
 /// What a config of SWITCHES in record89/config.py switches off, or has in its earlier form.
@@ -408,10 +413,28 @@ TEST(Record89, BlocksWithFp8InBothPasses) {
   zero.fp8.mlp = fixed_fp8_mlp;
   // With QKV in e4m3 too, norms of scalars' gradients in the reference in fp32 are up to 5.6e-3 from those in double in
   // step 0, and final norms up to 9e-2.
-  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive, {5e-3, 1.1e-2}, {2e-2, 5e-2});
+  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive, {.gradient = {5e-3, 1.1e-2}, .final = {2e-2, 5e-2}});
   compare_fp8("record89_blocks_fp8_zero", zero, Start::with_zeros);
   delayed.fp8.mlp = delayed_fp8_mlp;
   compare_fp8("record89_blocks_fp8_delayed", delayed, Start::alive);
+}
+/// On CUDA devices too. With more hidden units more lie near the middle of two 8-bit values: from five starts that
+/// differ by 1e-7 the reference itself, in fp32, is up to 4.4e-6 and 2.0e-5 from the golden losses of steps 0 and 1,
+/// and up to 8.9e-2 from the gradients of scalars, most of which cancel (of 0.1, where they are smaller). Twice that is
+/// allowed.
+TEST(Record89, BlocksWithFp8AndNarrowHeadsOf128) {
+  Config config = wide_config();
+  config.run.seed = 3;
+  config.model.qk_dims = {64, 64, 64, 128, 64, 64, 0, 64, 64, 64, 128};
+  config.model.attention_scale = 0.085;
+  config.model.attention_scale_narrow = 0.12;
+  config.fp8 = {fixed_fp8_mlp, fixed_fp8_qkv};
+  Fp8Tolerance tolerance{.loss = {9e-6, 4e-5, 2e-3}, .gradient = {5e-3, 0.18}, .floor = 0.1};
+  if (!computes_in_fp32) {
+    const Tolerance& bf16 = bf16_tolerance;
+    tolerance = {{bf16.loss, bf16.loss, bf16.later_loss}, bf16.first_gradient, bf16.final, tolerance.floor};
+  }
+  compare_fp8("record89_blocks_fp8_narrow_wide", config, Start::alive, tolerance);
 }
 TEST(Record81, Blocks) { compare("record89_blocks81", record81_config(), Start::with_zeros); }
 TEST(Record81, BlocksWithoutZeroStarts) { compare("record89_blocks81_alive", record81_config(), Start::alive); }

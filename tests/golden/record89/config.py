@@ -352,6 +352,10 @@ AFTER_RECORD89 = {
 }
 ALL_AFTER_RECORD89 = {name: value for changes in AFTER_RECORD89.values() for name, value in changes.items()}
 CONFIGS["blocks_after_wide"] = replace(CONFIGS["blocks_wide"], **ALL_AFTER_RECORD89)
+# MLP and QKV in 8 bits in both passes, beside Q and K of the widths that pull request 349 has.
+CONFIGS["blocks_fp8_narrow_wide"] = replace(
+    CONFIGS["blocks_wide"], seed=3, qk_dims=(64, 64, 64, 128, 64, 64, 0, 64, 64, 64, 128), attention_scale=0.085,
+    fp8_mlp_product=FIXED_MLP, fp8_qkv_product=FIXED_QKV)
 # Pull request 349 has Q and K of half the width in the layers with the short window, and all of their dims turn. Pull
 # request 344 has narrower ones in all layers; half of their dims stand still, and keys take these from the token
 # before. A norm over four dims is nearly zero for some tokens, whose gradients are large then. With Polar Express the
