@@ -39,8 +39,8 @@ inline bool takes_gram_iteration(MatrixBatch<bf16> x, const PolarIteration& iter
                                                   std::ranges::equal(iteration.steps, polar_express_steps));
 }
 
-/// The Gram iteration begins anew before this step, counted from 0. Where some rows are nearly parallel and hold most of
-/// u, the rounding of G reaches the square of the singular value that tells them apart. With 3 this one may come out
+/// The Gram iteration begins anew before this step, counted from 0. Where some rows are nearly parallel and hold most
+/// of u, the rounding of G reaches the square of the singular value that tells them apart. With 3 this one may come out
 /// above 2.01 (Polar Express) or 1.26 (Newton–Schulz), from where the further steps diverge (docs/performance_log.md).
 constexpr int gram_restart = 2;
 

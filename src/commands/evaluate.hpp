@@ -24,10 +24,10 @@ struct EvalOptions {
 
 /// Collective. Returns lines for the user: the mean loss in nats per token, the perplexity and, where the bytes behind
 /// the tokens are known, the bits per byte; with `head_scales` the largest magnitudes of the LM head's operands and the
-/// largest scales by which these do not saturate in FP8. For a file of questions they give the share that the model answers rightly.
-/// Warns on standard error of shards that may be of another tokenizer. Throws Error: usage where tokens or shards are
-/// missing; checkpoint; data where a file is missing, damaged, too short, does not fit the model or was encoded with
-/// another tokenizer; non_finite where the loss is not finite.
+/// largest scales by which these do not saturate in FP8. For a file of questions they give the share that the model
+/// answers rightly. Warns on standard error of shards that may be of another tokenizer. Throws Error: usage where
+/// tokens or shards are missing; checkpoint; data where a file is missing, damaged, too short, does not fit the model
+/// or was encoded with another tokenizer; non_finite where the loss is not finite.
 std::string evaluate(Context& context, const EvalOptions& options);
 
 }  // namespace nanorun

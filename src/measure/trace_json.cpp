@@ -29,8 +29,8 @@ json arguments_of(const TraceSpan& span) {
   return arguments;
 }
 
-/// Begin and duration in microseconds, of whole nanoseconds. Viewers draw an event inside one that ends after it begins,
-/// which what follows at once must not do: an event ends a nanosecond early.
+/// Begin and duration in microseconds, of whole nanoseconds. Viewers draw an event inside one that ends after it
+/// begins, which what follows at once must not do: an event ends a nanosecond early.
 std::pair<double, double> times_of(const TraceSpan& span) {
   const double begin = std::round(1e9 * span.begin), end = std::round(1e9 * (span.begin + span.seconds));
   return {begin / 1e3, std::max(0.0, end - begin - 1) / 1e3};
