@@ -166,9 +166,8 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, matrix_rule), trains, any(), "rule that updates the matrices of the blocks"},
       {NANORUN_KEY(optimizer, clip_norm), trains, at_least(0),
        "largest global norm of the gradients, over all tensors; larger ones are scaled down to it before the update; "
-       "it is the norm of the gradient of the step's mean loss, with train.loss = \"sum\" of the mean over sequences "
-       "of "
-       "the sums over their tokens; 0: gradients are not clipped"},
+       "it is the norm of the gradient of the step's mean loss, with train.loss = \"sum\" of the mean over "
+       "sequences of the sums over their tokens; 0: gradients are not clipped"},
       {NANORUN_KEY(optimizer, decay_kind), trains, any(),
        "weight decay where muon_decay or a group's decay asks for it: cautious, where the update has the sign of w, or "
        "plain, everywhere: w -= lr decay w"},
