@@ -41,6 +41,14 @@ endif()
 include(FindPackageHandleStandardArgs)
 # A list would become further arguments.
 list(JOIN BLAS_LIBRARIES " " found)
+foreach(library IN LISTS BLAS_LIBRARIES)
+  if(IS_ABSOLUTE "${library}" AND NOT EXISTS "${library}")
+    string(APPEND found " (there is no file ${library})")
+  endif()
+endforeach()
+if(NOT found)
+  set(found "no library with BLA_VENDOR=${BLA_VENDOR}")
+endif()
 find_package_handle_standard_args(CBLAS
   REASON_FAILURE_MESSAGE "name a BLAS with its C interface by -DBLA_VENDOR=OpenBLAS, FLAME (BLIS), Intel10_64lp (MKL), \
 Generic, or by -DBLAS_LIBRARIES=/path/of/lib.so. FindBLAS found: ${found}"

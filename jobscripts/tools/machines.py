@@ -130,7 +130,7 @@ FIGURES = {
 ORIGINS = {
     "work": work,
     "hosts (ranks)": lambda r: r.origin("hosts"),
-    "processors of a host": lambda r: str(r.facts.get("processors")),
+    "logical processors of a host": lambda r: str(r.facts.get("processors")),
     "devices (ranks)": lambda r: r.origin("devices"),
     "program": lambda r: f"{r.origin('version')} ({r.origin('commit')})",
     "compiler": lambda r: r.origin("compiler"),

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -216,6 +217,15 @@ def toml_string(text):
     return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def other_python(module):
+    """A hint at the system's Python where that has the module and this one, such as pyenv's, does not."""
+    system = "/usr/bin/python3"
+    imports = [system, "-c", f"import {module}"]
+    if not os.path.exists(system) or subprocess.run(imports, capture_output=True).returncode != 0:
+        return ""
+    return f"; or run {system} {sys.argv[0]}, which has it"
+
+
 def need(*names):
     """Imports modules that may be missing, and returns the last one."""
     for name in names:
@@ -225,7 +235,7 @@ def need(*names):
             package = name.partition(".")[0]
             how = ("take Python 3.11 or newer" if name == "tomllib" else
                    f"apt-get install python3-{package}, or pip install {package}")
-            raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}") from None
+            raise ToolError(f"{sys.executable} has no module {name} ({error}): {how}{other_python(name)}") from None
         except (OSError, ValueError) as error:  # from the module's own settings
             raise ToolError(f"the module {name} cannot be loaded: {error}") from None
     return module

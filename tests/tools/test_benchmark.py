@@ -384,7 +384,7 @@ class SideBySide(BenchmarkTest):
                             "MFU, with attention": ["45.7 %", "—"], "slowest rank, above the mean": ["3, +2.6 %"] * 2,
                             "memory of a rank": ["2.00 GB", "3.00 GB"], "its reference": ["5.125000 ± 0.5"] * 2,
                             "difference": ["+1.2e-01"] * 2, "hosts (ranks)": ["n1 (4), n2 (4)"] * 2,
-                            "processors of a host": ["4 x <CPU>"] * 2, "program": ["1.2.3 (abc)"] * 2}.items():
+                            "logical processors of a host": ["4 x <CPU>"] * 2, "program": ["1.2.3 (abc)"] * 2}.items():
             self.assertEqual(lines[name], cells)
         self.assertNotIn("compiler", lines)
         page = Page(Path("page.html").read_text())
