@@ -135,7 +135,8 @@ auto Optimizer<T>::shape_batches() const -> std::vector<std::vector<const Owned*
       if (same_batch(&owned)) batch.push_back(&owned);
     }
   }
-  std::ranges::stable_partition(batches, [](const auto& batch) { return !batch.front()->bucket.scalars(); });
+  const auto of_tensors = [](const auto& batch) { return !batch.front()->bucket.scalars(); };
+  std::stable_partition(batches.begin(), batches.end(), of_tensors);  // clang 14 takes no subrange of libstdc++ 12
   return batches;
 }
 

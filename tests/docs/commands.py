@@ -301,6 +301,9 @@ def ctest(words):
     if words[1] == "--preset":
         require_preset(words, "testPresets")
         words = [words[0], *words[3:]]
+    elif words[1] == "--test-dir":
+        require(re.fullmatch(r"build/\w+", words[2]), f"no build directory: {words[2]}")
+        words = [words[0], *words[3:]]
     if words[-2:-1] == ["--parallel"] and words[-1].isdigit():
         words = words[:-2]
     if len(words) == 1:
