@@ -91,7 +91,8 @@ TEST(CheckOptimizer, ClippedGradientsAreThoseOfOneStep) {
   EXPECT_EQ(broken({"optimizer.clip_norm=1"}), "");
   expect_broken({"optimizer.clip_norm=1", "optimizer.adam_period=2", "optimizer.matrix_rule=muon"},
                 "optimizer.clip_norm = 1 needs optimizer.adam_period = 1");
-  const std::string tables = std::string(deck) + "[[group]]\ntensors = [\"embedding\"]\nlr = 0.1\nperiod = 2\n";
+  std::string tables = deck;
+  tables += "[[group]]\ntensors = [\"embedding\"]\nlr = 0.1\nperiod = 2\n";
   expect_broken({"optimizer.clip_norm=1", "model.tied_head=false"},
                 "optimizer.clip_norm = 1 clips the gradients of one step: leave out group.0.period", tables);
 }
