@@ -40,26 +40,28 @@ void require_product(const char* name, [[maybe_unused]] int rows, Mat<const fp8>
 template <class F>
 struct ResultOf {
   float inverse;
-  unsigned largest = 0;  ///< as the bits of a float
+  float largest = 0;
   int saturated = 0;
 
   __device__ __forceinline__ explicit ResultOf(const Fp8Result<float>& result) : inverse(*result.inverse) {}
 
   __device__ __forceinline__ uint2 quantise(const float (&values)[8]) {
-    float scaled[8];
+    float scaled[8], largest_here = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      // NaN does not count.
-      const unsigned bits = __float_as_uint(fabsf(values[j]));
-      largest = bits <= 0x7f800000u ? max(largest, bits) : largest;
+      largest_here = fmaxf(largest_here, fabsf(values[j]));  // NaN does not count
       scaled[j] = inverse * values[j];
-      saturated += saturates<F>(scaled[j]);
+    }
+    largest = fmaxf(largest, largest_here);
+    if (saturates<F>(inverse * largest_here)) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) saturated += saturates<F>(scaled[j]);
     }
     return {pack_fp8<F>(scaled), pack_fp8<F>(scaled + 4)};
   }
   /// All lanes of a warp call it.
   __device__ __forceinline__ void store(const Fp8Result<float>& result) const {
-    const unsigned in_warp = __reduce_max_sync(~0u, largest);
+    const unsigned in_warp = __reduce_max_sync(~0u, __float_as_uint(largest));
     if (threadIdx.x % warp_size == 0) raise(result.maximum, in_warp);
     if (result.saturated) add_saturated(result.saturated, saturated);
   }
@@ -154,52 +156,68 @@ struct Relu2ForwardOfBoth {
   }
 };
 
-/// The value of a byte of e4m3 that is not negative. As bits of a half its exponent is too small by 8.
-__device__ __forceinline__ float value_of_e4m3(std::uint32_t byte) {
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(byte << 7))) * 256;
+/// Values of two bytes of e4m3, neither negative, over 256: as the bits of a half, a byte's exponent is too small by 8.
+/// byte_0 and byte_1: which of the eight bytes.
+template <int byte_0, int byte_1>
+__device__ __forceinline__ float2 values_over_256(uint2 bytes) {
+  constexpr unsigned sign_of_first = 8;  // zeros
+  constexpr unsigned order = byte_0 | sign_of_first << 4 | byte_1 << 8 | sign_of_first << 12;
+  const std::uint32_t halves = __byte_perm(bytes.x, bytes.y, order) << 7;
+  return __half22float2(reinterpret_cast<const __half2&>(halves));
 }
 
+/// hq of all parts of a tile is loaded before its first k-tile.
 template <class F>
 struct Relu2Backward {
   using Operand = F;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
 
+  CUtensorMap hq;  ///< by pairs of bytes
   Mat<fp8> dq;
-  Mat<const fp8> hq;
   Fp8Result<float> result;
   const float *factor, *scale_h;
 
-  __device__ void begin(WarpTile&) const {}
+  __device__ __forceinline__ void begin(WarpTile& tile) const {
+    __syncwarp();  // all lanes have read those of the tile before
+    if (!tile.leads()) return;
+    mbarrier_arrive_expect_tx(tile.loaded[0], tile_parts * part_bytes);
+#pragma unroll
+    for (int part = 0; part < tile_parts; ++part) {
+      tma_load_evict_first(hidden(tile, part), hq, 0, tile.row + part_rows * part, tile.col / tile_n, tile.loaded[0]);
+    }
+  }
 
-  __device__ __forceinline__ void epilogue(const WarpTile& tile, const Fragment& fragment) const {
-    const float twice = 2 * *factor, scale = *scale_h;
+  __device__ __forceinline__ void epilogue(WarpTile& tile, const Fragment& fragment) const {
+    const float scale = 32 * *factor * sqrtf(*scale_h);  // 2 and the root of 256
     ResultOf<F> of(result);
     const Stretches mine(tile, dq);
     fp8* const to[] = {dq.row(mine.row[0]) + mine.at, dq.row(mine.row[1]) + mine.at};
-    // All loads at once: the loop would wait for one after another.
-    uint2 h[2][tile_n / fused_rows];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const fp8* const from = hq.row(mine.row[r]) + mine.at;
-#pragma unroll
-      for (int i = 0; i < tile_n / fused_rows; ++i) {
-        const int offset = fused_rows * i;
-        h[r][i] = offset < mine.limit[r] ? __ldcs(reinterpret_cast<const uint2*>(from + offset)) : uint2{};
-      }
+    const int lane = threadIdx.x % warp_size;
+    const std::byte* const from = hidden(tile, tile.part) + lane % 2 * sizeof(uint2);
+    if (tile.part == 0) {
+      mbarrier_wait(tile.loaded[0], tile.parities & 1);
+      tile.parities ^= 1;
     }
     Stretches::for_each(fragment, [&](int r, int offset, const float(&sums)[8]) {
-      if (offset >= mine.limit[r]) return;
-      const uint2 bytes = h[r][offset / fused_rows];
+      const int at = swizzled(lane / 4 + 8 * r, offset / 16 + lane % 4 / 2);
+      const uint2 bytes = *reinterpret_cast<const uint2*>(from + at);
+      const float2 h[] = {values_over_256<0, 1>(bytes), values_over_256<2, 3>(bytes), values_over_256<4, 5>(bytes),
+                          values_over_256<6, 7>(bytes)};
       float d[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const std::uint32_t byte = (j < 4 ? bytes.x : bytes.y) >> 8 * (j % 4) & 0xff;
-        d[j] = twice * sums[j] * sqrtf(scale * value_of_e4m3(byte));
-      }
-      *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(d);
+      for (int j = 0; j < 8; ++j) d[j] = scale * sums[j] * sqrt_fast(j % 2 ? h[j / 2].y : h[j / 2].x);
+      if (offset < mine.limit[r]) *reinterpret_cast<uint2*>(to[r] + offset) = of.quantise(d);
     });
     of.store(result);
+  }
+
+ private:
+  static constexpr int part_bytes = column_bytes(warp_rows);
+  static_assert(tile_n == 2 * panel_columns && tile_parts * part_bytes <= 2 * sizeof(StagedRows));
+
+  static __device__ __forceinline__ std::byte* hidden(const WarpTile& tile, int part) {
+    return reinterpret_cast<std::byte*>(tile.staged) + part * part_bytes;
   }
 };
 
@@ -283,7 +301,8 @@ void fp8_relu2_backward(Stream stream, Mat<Fp8<T>> dq, const Fp8Result<acc_t<T>>
   require_fp8_sides(name, gq.rows, gq.cols);
   with_format(format, [&](auto f) {
     using F = decltype(f);
-    launch_gemm(name, stream, Relu2Backward<F>{dq, hq, d_z, factor, scale_h}, dq.cols, as<F>(gq), as<e4m3>(v_t));
+    const Relu2Backward<F> op{column_map(loaded(as<e4m3>(hq)), warp_rows, panel_columns), dq, d_z, factor, scale_h};
+    launch_gemm(name, stream, op, dq.cols, as<F>(gq), as<e4m3>(v_t));
   });
 }
 

@@ -47,7 +47,7 @@ float to_float(fp8 x) { return test::e4m3.value(x.bits); }
 
 float as_bf16(float x) { return test::to_float(test::from_float<bf16>(x)); }
 
-float scale_of(float maximum, double margin = 1) { return static_cast<float>(margin * maximum / 448); }
+float scale_of(float maximum, double margin = 1) { return Fp8Scale<float>{&maximum, margin}.value(); }
 
 /// Whether the first product keeps h alone or hq too; else hq is that of the rounded h.
 enum class Keeps { h, both };
