@@ -25,6 +25,7 @@ struct AttentionProjection {
   using Operand = Operands;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
+  static constexpr bool stages_rows = true;
 
   CUtensorMap qkv, v_out;
   CUtensorMap moving, still;  ///< halves of the panels of keys, with a key offset

@@ -13,6 +13,8 @@
 //   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N], of bf16 only
 //   static constexpr bool last_rows_first;  the order of the tiles: where the operand was written from its first row to
 //                                          its last, L2 still holds the last
+//   static constexpr bool stages_rows;     whether the epilogue has shared memory, WarpTile::staged; without it one more
+//                                          k-tile is loaded ahead
 //   void begin(WarpTile&) const;           starts loads for the epilogue, before the tile's first k-tile
 //   void epilogue(WarpTile&, Fragment& sums) const;  stores what it makes of the accumulator's next 64 rows
 // All lanes call both.
@@ -30,7 +32,6 @@ namespace nanorun::kernels::cuda::fused {
 constexpr int part_rows = 64;                                              // rows of one wgmma
 constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
 constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
-constexpr int stages = 4;
 constexpr int cluster = 2;  // thread blocks, which share a
 constexpr int consumers = 2;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
@@ -43,6 +44,9 @@ inline constexpr bool is_fp8 = sizeof(typename Op::Operand) == 1;
 /// Type of b.
 template <class Op>
 using OperandB = std::conditional_t<is_fp8<Op>, e4m3, typename Op::Operand>;
+/// k-tiles that are loaded ahead.
+template <class Op>
+inline constexpr int stages = Op::stages_rows ? 4 : 5;
 /// A warp's rows of one part.
 using StagedRows = std::byte[sm90::column_bytes(warp_rows) * tile_n / panel_columns];
 
@@ -50,7 +54,7 @@ using StagedRows = std::byte[sm90::column_bytes(warp_rows) * tile_n / panel_colu
 struct WarpTile {
   int row, col;            ///< origin in the GEMM's result
   int part;                ///< which part of the tile
-  StagedRows* staged;      ///< [2]
+  StagedRows* staged;      ///< [2]; not where the op has none
   sm90::Mbarrier* loaded;  ///< [2]: when the loads to staged[i] have arrived
   unsigned buffer = 0;     ///< which of the two in `staged` is stored next
   unsigned parities = 0;   ///< bit i: parity of the next phase of loaded[i]
@@ -100,11 +104,12 @@ __device__ __forceinline__ void store_rows(WarpTile& tile, const CUtensorMap& ma
   tile.store_buffer(map, col);
 }
 
+template <class Op>
 struct alignas(1024) Shared {
-  std::byte a[stages][cluster][sm90::column_bytes(tile_m) / cluster];  ///< each loaded by another block
-  std::byte b[stages][sm90::column_bytes(tile_n)];
-  StagedRows staged[warps][2];
-  sm90::Mbarrier full[stages], empty[stages], loaded[warps][2];
+  std::byte a[stages<Op>][cluster][sm90::column_bytes(tile_m) / cluster];  ///< each loaded by another block
+  std::byte b[stages<Op>][sm90::column_bytes(tile_n)];
+  StagedRows staged[Op::stages_rows ? warps : 1][2];
+  sm90::Mbarrier full[stages<Op>], empty[stages<Op>], loaded[warps][2];
 };
 
 template <class Op>
@@ -126,10 +131,10 @@ struct Problem {
 
 /// Producer, one thread: loads b, and this block's share of a for all blocks of the cluster.
 template <class Op>
-__device__ void produce(Shared& s, const Problem<Op>& p) {
+__device__ void produce(Shared<Op>& s, const Problem<Op>& p) {
   constexpr int everyone = (1 << cluster) - 1, share = tile_m / cluster;
   const int rank = blockIdx.x % cluster;
-  sm90::PipelineState<stages> at;
+  sm90::PipelineState<stages<Op>> at;
   for (int index = blockIdx.x / cluster; index < p.count(); index += gridDim.x / cluster) {
     const int row = p.row(index), col = p.col(index);
     for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
@@ -182,13 +187,14 @@ __device__ __forceinline__ void pass_turn(int consumer) {
 
 /// Consumer, a warpgroup: mainloop and epilogue on every other tile of this block.
 template <class Op>
-__device__ void consume(Shared& s, const Problem<Op>& p, int consumer) {
+__device__ void consume(Shared<Op>& s, const Problem<Op>& p, int consumer) {
   const int thread = threadIdx.x % sm90::warpgroup_size, warp = __shfl_sync(~0u, thread / 32, 0);
   const auto release = [&](int stage) {
     if (thread < cluster) sm90::mbarrier_arrive_cluster(s.empty[stage], thread);
   };
-  WarpTile tile{0, 0, 0, s.staged[consumer * 4 + warp], s.loaded[consumer * 4 + warp]};
-  sm90::PipelineState<stages> at;
+  const int of_warp = consumer * 4 + warp;
+  WarpTile tile{0, 0, 0, s.staged[Op::stages_rows ? of_warp : 0], s.loaded[of_warp]};
+  sm90::PipelineState<stages<Op>> at;
   if (consumer == 1) {
     pass_turn(consumer);
     at.advance(p.k_tiles);
@@ -229,7 +235,7 @@ template <class Op>
 __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
     fused_gemm(const __grid_constant__ Problem<Op> p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& s = *reinterpret_cast<Shared*>(memory);
+  auto& s = *reinterpret_cast<Shared<Op>*>(memory);
   if (threadIdx.x == 0) {
     for (sm90::Mbarrier& barrier : s.full) sm90::mbarrier_init(barrier, 1);
     for (sm90::Mbarrier& barrier : s.empty) sm90::mbarrier_init(barrier, cluster);
@@ -274,7 +280,7 @@ Mat<const bf16> loaded(Mat<const F> x) {
 template <class Op>
 void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
                  Mat<const OperandB<Op>> b_operand) {
-  constexpr int shared_bytes = sizeof(Shared);
+  constexpr int shared_bytes = sizeof(Shared<Op>);
   const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};

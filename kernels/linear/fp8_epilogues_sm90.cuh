@@ -45,6 +45,7 @@ struct LinearFp8 {
   using Operand = A;
   static constexpr sm90::Major b_major = sm90::Major::k;
   static constexpr bool last_rows_first = false;
+  static constexpr bool stages_rows = false;
 
   Mat<bf16> out;
   const float* factor;

@@ -72,6 +72,7 @@ struct Relu2Forward {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
+  static constexpr bool stages_rows = false;
 
   Mat<fp8> hq;
   Fp8Result<float> result;
@@ -104,6 +105,7 @@ struct Relu2ForwardOfBoth {
   using Operand = e4m3;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
+  static constexpr bool stages_rows = false;
 
   Mat<bf16> h;
   Mat<fp8> hq;
@@ -172,6 +174,7 @@ struct Relu2Backward {
   using Operand = F;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
+  static constexpr bool stages_rows = true;
 
   CUtensorMap hq;  ///< by pairs of bytes
   Mat<fp8> dq;

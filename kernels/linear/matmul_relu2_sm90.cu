@@ -16,6 +16,7 @@ struct Relu2Forward {
   using Operand = bf16;
   static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = true;
+  static constexpr bool stages_rows = true;
 
   CUtensorMap h;
   const float* bias;
@@ -48,6 +49,7 @@ struct Relu2Backward {
   using Operand = bf16;
   static constexpr Major b_major = Major::mn;
   static constexpr bool last_rows_first = true;
+  static constexpr bool stages_rows = true;
 
   CUtensorMap d_z, h;
   const float* factor;
