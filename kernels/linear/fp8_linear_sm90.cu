@@ -162,9 +162,8 @@ struct Relu2ForwardOfBoth {
 /// byte_0 and byte_1: which of the eight bytes.
 template <int byte_0, int byte_1>
 __device__ __forceinline__ float2 values_over_256(uint2 bytes) {
-  constexpr unsigned sign_of_first = 8;  // zeros
-  constexpr unsigned order = byte_0 | sign_of_first << 4 | byte_1 << 8 | sign_of_first << 12;
-  const std::uint32_t halves = __byte_perm(bytes.x, bytes.y, order) << 7;
+  const std::uint32_t apart = __byte_perm(bytes.x, bytes.y, byte_0 | byte_1 << 8) & 0x00FF00FF;
+  const std::uint32_t halves = apart << 7;
   return __half22float2(reinterpret_cast<const __half2&>(halves));
 }
 
