@@ -227,7 +227,7 @@ class Mlp {
     dq.expect_equal("dq");
     const test::Vector<float> maxima = device_maxima.host();
     EXPECT_EQ(maxima[scales], host_maxima[scales]) << "largest h";
-    EXPECT_EQ(maxima[scales + 1], host_maxima[scales + 1]) << "largest d_z";
+    EXPECT_FLOAT_EQ(maxima[scales + 1], host_maxima[scales + 1]) << "largest d_z";  // roots are rounded differently
     EXPECT_EQ(device_saturated.host(), host_saturated);
     for (const std::uint64_t count : host_saturated) EXPECT_GT(count, 0u) << "some of each must saturate";
     // Results are rounded once to bf16; sums of the fused GEMM have 14 bits, the others fp32.
