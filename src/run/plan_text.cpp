@@ -171,8 +171,8 @@ void add_head_rows(Rows& rows, const Config& config, const TrainingPlan& plan) {
     const StagePlan& stage = plan.stages[i];
     const bool all = stage.head_rows == stage.all_head_rows;
     rows.add(fmt::format("  head's gradient, stage {}", i),
-             fmt::format("{}, {} of {} rows", in_units(stage.head_bytes, "B", 1024),
-                         all ? std::string("all") : fmt::format("at most {}", stage.head_rows), stage.all_head_rows));
+             fmt::format("{}{}, {}{} rows", all ? "" : "at most ", in_units(stage.head_bytes, "B", 1024),
+                         all ? "all " : fmt::format("{} of ", stage.head_rows), stage.all_head_rows));
   }
 }
 
