@@ -27,7 +27,7 @@ class BucketTransfers {
   BucketTransfers& operator=(const BucketTransfers&) = delete;
 
   /// Starts to sum a bucket's gradients, as ops enqueued so far leave them, into their owners' parts. If the rows of a
-  /// lookup table that the step has read are known, only these rows travel.
+  /// table are known in which the step has gradients, only these rows travel.
   void reduce_scatter(Trace& trace, const OwnedBucket<T>& owned);
   /// Ops enqueued from now on wait for the sums.
   void await_gradients(Trace& trace, const OwnedBucket<T>& owned);

@@ -215,8 +215,9 @@ void Optimizer<T>::begin_step(long step) {
 template <class T>
 bool Optimizer<T>::leaves_others(const Bucket& bucket, long step) const {
   if (!bucket.accumulates() || comm_.size() == 1) return false;
+  if (bucket.group == Group::lm_head) return keeps_gradients(step);  // else the first sequence overwrites all of them
   if (rows_.known(bucket)) return !holds_gradients_;
-  return keeps_gradients(step) || (clears_gradients() && bucket.group != Group::lm_head);
+  return keeps_gradients(step) || clears_gradients();
 }
 
 template <class T>

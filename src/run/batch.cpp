@@ -49,7 +49,7 @@ Batch read_batch(RunSetup& run, long step) {
     return batch;
   }
   batch.after = run.loader->cursor();
-  run.learner.rows.read(batch.tokens, length_at(run.config, step));
+  run.learner.rows.read(batch.tokens, step);
   batch.first = upload(run, batch, 0);
   return batch;
 }

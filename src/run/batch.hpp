@@ -21,8 +21,8 @@ struct Batch {
   std::size_t rows(const Config& config) const;
 };
 
-/// Takes this rank's tokens of step `step`, the next one, from the loader, notes which rows of lookup tables they read,
-/// and starts the upload of the first sequence. Leaves an error in Batch::failure.
+/// Takes this rank's tokens of step `step`, the next one, from the loader, notes in which rows of tables they have
+/// gradients, and starts the upload of the first sequence. Leaves an error in Batch::failure.
 Batch read_batch(RunSetup& run, long step);
 
 /// Starts the upload of sequence `row` of the batch.

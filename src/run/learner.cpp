@@ -16,8 +16,7 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       tensor_comm(comm, streams.collectives, config.comm),
       table(parameter_table(config, tensor_comm.layout().nodes())),
       weights(table),
-      rows(config.model, table, tensor_comm.comms(),
-           static_cast<std::size_t>(config.train.sequences / comm.size()) * longest_length(config)),
+      rows(config, table, tensor_comm.comms()),
       gradients(table.gradient_size(), "the gradients"),
       model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
       optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}

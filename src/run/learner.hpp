@@ -41,7 +41,7 @@ struct Learner {
   TensorComm tensor_comm;
   ParameterTable table;
   Weights<T> weights;
-  TouchedRows rows;  ///< training notes the next step's sequences; the optimizer asks which rows they read
+  TouchedRows rows;  ///< training notes the next step's sequences; the optimizer asks in which rows they have gradients
   TensorArena<kernels::acc_t<T>> gradients;
   Model<T> model;
   Optimizer<T> optimizer;

@@ -8,6 +8,7 @@
 
 #include "src/base/build.hpp"
 #include "src/base/text.hpp"
+#include "src/config/schedule.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 #include "src/optimizer/update_rule.hpp"
 #include "src/run/checkpoint.hpp"
@@ -83,6 +84,9 @@ Json stages_json(const std::vector<StagePlan>& stages) {
   for (const StagePlan& stage : stages) {
     Json& json = list.emplace_back(
         Json{{"steps", stage.steps}, {"tokens_per_step", stage.tokens}, {"flops_per_step", stage.flops}});
+    if (stage.all_head_rows > 0) {
+      json["head_gradient"] = {{"rows", stage.head_rows}, {"bytes", static_cast<std::uint64_t>(stage.head_bytes)}};
+    }
     if (stage.step_seconds > 0) json["predicted_step_seconds"] = stage.step_seconds;
     if (!stage.unknown.empty()) json["not_predicted"] = stage.unknown;
   }
@@ -160,6 +164,18 @@ void add_sending(Rows& rows, const TrainingPlan& plan) {
   if (plan.nodes > 1) rows.bytes("  bytes to other nodes", sending.bytes_between);
 }
 
+/// Of the LM head, in decks that have candidates.
+void add_head_rows(Rows& rows, const Config& config, const TrainingPlan& plan) {
+  if (plan.ranks == 1 || most_candidates(config) == 0) return;
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) {
+    const StagePlan& stage = plan.stages[i];
+    const bool all = stage.head_rows == stage.all_head_rows;
+    rows.add(fmt::format("  head's gradient, stage {}", i),
+             fmt::format("{}{}, {}{} rows", all ? "" : "at most ", in_units(stage.head_bytes, "B", 1024),
+                         all ? "all " : fmt::format("{} of ", stage.head_rows), stage.all_head_rows));
+  }
+}
+
 /// A step of each stage, where machines are given.
 void add_prediction(Rows& rows, const Config& config, const TrainingPlan& plan) {
   for (std::size_t i = 0; i < plan.stages.size(); ++i) {
@@ -183,6 +199,7 @@ std::string plan_text(const Config& config, const ParameterTable& table, const T
   add_memory(rows, plan);
   add_work(rows, config, plan);
   add_sending(rows, plan);
+  add_head_rows(rows, config, plan);
   add_prediction(rows, config, plan);
   return rows.text();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "src/comm/planned_traffic.hpp"
 #include "src/comm/tensor_comm.hpp"
@@ -9,13 +10,14 @@
 #include "src/model/flops.hpp"
 #include "src/model/model.hpp"
 #include "src/optimizer/optimizer.hpp"
+#include "src/optimizer/touched_rows.hpp"
 #include "src/optimizer/update_rule.hpp"
 
 namespace nanorun {
 
 namespace {
 
-std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& table) {
+std::vector<StagePlan> work_of_stages(const Config& config, const ParameterTable& table) {
   const Flops flops(config, table);
   const auto plan_at = [&](long steps, long step, long widest) {
     return StagePlan{steps, static_cast<std::uint64_t>(step_tokens(config, step)),
@@ -30,32 +32,69 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
   return stages;
 }
 
-/// What each rank sends for a bucket. From lookup tables a rank sends only the rows that it has read, at most one for
-/// each token.
-std::vector<LevelTraffic> gradients_of(const Bucket& bucket, const Bounds& parts, const PlannedTraffic& traffic,
-                                       std::size_t tokens) {
-  if (bucket.lookup == Lookup::none) return traffic.reduce_scatter(parts);
+/// The most rows of a table in which a rank has gradients at a step: of lookup tables one for each token. 0: its whole
+/// gradient travels.
+std::size_t rows_of(const Config& config, const Bucket& bucket, int ranks, long step) {
+  if (bucket.group == Group::lm_head) {
+    const std::size_t rows = lm_head_rows(config, step, ranks);
+    return rows < bucket.units ? rows : 0;
+  }
+  if (bucket.lookup == Lookup::none) return 0;
+  const std::size_t tokens =
+      static_cast<std::size_t>((config.train.sequences + ranks - 1) / ranks) * longest_length(config);
+  return std::min(bucket.units, tokens);
+}
+
+/// What each rank sends of a bucket's gradients at a step.
+std::vector<LevelTraffic> gradients_of(const Config& config, const Bucket& bucket, const NodeLayout& layout,
+                                       const PlannedTraffic& traffic, long step) {
+  const Bounds parts = bucket.bounds(layout);
+  const std::size_t travelling = rows_of(config, bucket, layout.ranks(), step);
+  if (travelling == 0) return traffic.reduce_scatter(parts);
   Bounds rows;
   for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
-  return traffic.reduce_scatter_rows(rows, std::min(bucket.units, tokens), bucket.unit_size);
+  return traffic.reduce_scatter_rows(rows, travelling, bucket.unit_size);
+}
+
+/// As means over the steps: stages differ in the candidates of the LM head.
+void add_gradients(std::vector<StepSending>& of_ranks, const Config& config, const Bucket& bucket,
+                   const NodeLayout& layout, const PlannedTraffic& traffic) {
+  const bool by_stage = bucket.group == Group::lm_head && most_candidates(config) > 0;
+  for (int stage = 0; stage < (by_stage ? stage_count(config) : 1); ++stage) {
+    const auto [first, end] = stage_steps(config, stage);
+    const double share = by_stage ? static_cast<double>(end - first) / static_cast<double>(config.train.steps) : 1;
+    const std::vector<LevelTraffic> gradients = gradients_of(config, bucket, layout, traffic, first);
+    for (int rank = 0; rank < layout.ranks(); ++rank) of_ranks[rank].reduce_scatter.add(gradients[rank], share);
+  }
+}
+
+void add_head_rows(std::vector<StagePlan>& stages, const Config& config, const ParameterTable& table,
+                   const NodeLayout& layout) {
+  if (layout.ranks() == 1) return;
+  const Bucket& head = *std::ranges::find(table.buckets(), Group::lm_head, &Bucket::group);
+  const PlannedTraffic traffic(layout, config.comm);
+  for (int stage = 0; stage < std::ssize(stages); ++stage) {
+    const long step = stage_steps(config, stage).first;
+    stages[stage].head_rows = lm_head_rows(config, step, layout.ranks());
+    stages[stage].all_head_rows = padded_vocabulary(config.model);
+    for (const LevelTraffic& sent : gradients_of(config, head, layout, traffic, step)) {
+      const auto bytes = static_cast<double>(sent.inside.bytes + sent.between.bytes);
+      stages[stage].head_bytes = std::max(stages[stage].head_bytes, bytes);
+    }
+  }
 }
 
 /// Weights travel when they are updated.
 StepSending sending_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
   const auto ranks = static_cast<std::size_t>(layout.ranks());
-  const std::size_t tokens = (config.train.sequences + ranks - 1) / ranks * longest_length(config);
   const PlannedTraffic traffic(layout, config.comm);
   std::vector<StepSending> of_ranks(layout.ranks());
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
-    const Bounds parts = bucket.bounds(layout);
-    const std::vector<LevelTraffic> gradients = gradients_of(bucket, parts, traffic, tokens),
-                                    weights = traffic.all_gather(parts, weight_bytes(bucket.scalars()));
+    add_gradients(of_ranks, config, bucket, layout, traffic);
+    const std::vector<LevelTraffic> weights = traffic.all_gather(bucket.bounds(layout), weight_bytes(bucket.scalars()));
     const double updates = update_steps(config, table, bucket).per_step(config.train.steps);
-    for (int rank = 0; rank < layout.ranks(); ++rank) {
-      of_ranks[rank].reduce_scatter.add(gradients[rank]);
-      of_ranks[rank].all_gather.add(weights[rank], updates);
-    }
+    for (int rank = 0; rank < layout.ranks(); ++rank) of_ranks[rank].all_gather.add(weights[rank], updates);
   }
   if (config.optimizer.clip_norm > 0) {
     Bounds one_each(ranks + 1);
@@ -149,11 +188,13 @@ MemoryPlan memory_of(const Config& config, const ParameterTable& table, const No
 
 TrainingPlan plan_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
   const UpdateRules<Real> rules(config);
+  std::vector<StagePlan> stages = work_of_stages(config, table);
+  add_head_rows(stages, config, table, layout);
   return {.ranks = layout.ranks(),
           .nodes = layout.nodes(),
           .ranks_per_node = layout.seats(),
           .memory = memory_of(config, table, layout),
-          .stages = stages_of(config, table),
+          .stages = std::move(stages),
           .tokens = static_cast<std::uint64_t>(tokens_before(config, config.train.steps)),
           .work = work_of(table, rules, layout),
           .matrices = matrices_of(table, layout.ranks()),

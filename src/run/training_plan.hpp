@@ -34,6 +34,9 @@ struct StagePlan {
   long steps = 0;
   std::uint64_t tokens = 0;  ///< tokens of a step, on all ranks together
   double flops = 0;          ///< FLOPs of a step, on all ranks together
+  // Of the LM head's gradient, among several ranks. With candidates some of its rows travel.
+  std::size_t head_rows = 0, all_head_rows = 0;  ///< rows that travel from a rank, at most
+  double head_bytes = 0;                         ///< bytes that the rank sends which sends most
   // Where machines are given:
   double step_seconds = 0;  ///< predicted; 0: `unknown` says why not
   double step_error = 0;    ///< largest relative error of the study that predicts it
@@ -41,7 +44,7 @@ struct StagePlan {
 };
 
 /// What a rank sends in a step to others of its node and to other nodes: means over the steps of an
-/// optimizer.adam_period.
+/// optimizer.adam_period, and over the stages if these have candidates.
 struct PlannedSending {
   double messages_inside = 0, bytes_inside = 0, messages_between = 0, bytes_between = 0;
 

@@ -4,7 +4,7 @@ import json
 import os
 
 from harness import FaultTest, small_run
-from test_layouts import DECK, VOCABULARY, write_permutations
+from test_layouts import DECK, LENGTH, VOCABULARY, write_permutations
 
 NUMBER = 8  # bytes
 REASONS = 10  # to stop, and none
@@ -70,6 +70,24 @@ class HostMessages(FaultTest):
 
     def test_two_nodes_of_three(self):
         self.check(6, 3, *FP8)
+
+    def test_candidates(self):
+        """A bit for each of 200 rows of a table and for each of 256 of the LM head, of which a rank has gradients in
+        128."""
+        deck = DECK.replace(f"vocabulary = {VOCABULARY}", "vocabulary = 200")
+        deck = deck.replace(f"length = {LENGTH}\n[validation]", "[validation]")
+        (self.folder / "deck.toml").write_text(deck.replace(f"[window]\nfirst = {LENGTH}\nlast = {LENGTH}\n", "") + f"""
+[[stage]]
+share = 1
+length = {LENGTH}
+short_window = {LENGTH}
+long_window = {LENGTH}
+candidates = 128
+""")
+        for candidates, words in ((128, 4 + 4), (256, 4), (0, 4)):
+            steps, _ = self.calls_of_a_step(4, f"stage.0.candidates={candidates}")
+            for calls in steps:
+                self.assertEqual(calls["Allgather", 4], (1, NUMBER * words))
 
     def test_sixteen_ranks(self):
         """As many calls as on six."""

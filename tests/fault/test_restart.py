@@ -105,6 +105,22 @@ class Restart(FaultTest):
         self.use_candidates()
         self.assert_close(*self.compare_runs(1, 4))
 
+    def use_candidates_of_a_tied_head(self):
+        """And periods of four steps, in one of which the run is interrupted."""
+        self.use_candidates()
+        deck = (self.folder / "deck.toml").read_text().replace("layers = 4\n", "layers = 4\ntied_head = true\n")
+        (self.folder / "deck.toml").write_text(deck + "[optimizer]\nadam_period = 4\n")
+
+    def test_candidates_of_a_tied_head(self):
+        self.use_candidates_of_a_tied_head()
+        _, uninterrupted, parts = self.compare_runs(2, 2)
+        self.assertEqual(parts, losses(uninterrupted))
+
+    def test_candidates_of_a_tied_head_on_four_ranks_and_two(self):
+        """In the last stage rows of the head travel between four ranks, the whole head between two."""
+        self.use_candidates_of_a_tied_head()
+        self.assert_close(*self.compare_runs(4, 2))
+
     def test_more_targets_than_candidates(self):
         self.use_candidates()
         text = "".join(chr(32 + i * 61 % 95) + chr(128 + i * 619 % 1900) for i in range(5000))

@@ -56,7 +56,9 @@ std::vector<double> losses_on(int ranks, const Config& config = small_config()) 
   if (group != MPI_COMM_NULL) {
     {
       Comm comm(group);
-      losses = TinyTraining(config, tokens_of(config), 299, comm).run(steps);
+      TinyTraining training(config, tokens_of(config), 299, comm);
+      training.notes_rows = true;
+      losses = training.run(steps);
     }
     MPI_Comm_free(&group);
   }
@@ -138,6 +140,9 @@ TEST(RankCount, LossesOverCandidatesAgreeOnAnyNumberOfRanks) {
   config.stage[0].candidates = 128;
   EXPECT_LT(losses_on(1, config).front(), over_all.front());
   expect_same_training(config, tolerance, ", candidates");
+  config.model.tied_head = true;
+  config.optimizer.adam_period = 2;
+  expect_same_training(config, tolerance, ", candidates of a tied head");
 }
 
 /// With a slow momentum that counts in the second half, and tables that are updated in every fourth step there.

@@ -42,18 +42,20 @@ class TinyTraining : public Learner<Real> {
     optimizer.initialise(config.run.seed);
   }
 
+  /// Whether only those rows of tables travel in which a step has gradients, as in a run; else whole tables do.
+  bool notes_rows = false;
+
   /// Loss and gradients of the next step, summed over this rank's sequences and not yet over the ranks; returns the
   /// mean loss over all ranks.
   double forward_backward() {
     const int local = config.train.sequences / comm_.size();
     const std::size_t length = length_at(config, step_);
+    if (notes_rows) note_rows();
     optimizer.begin_step(step_);
     for (int j = comm_.rank() * local; j < (comm_.rank() + 1) * local; ++j) {
-      const std::size_t at = place(step_, j);
-      if (at + length + 1 > tokens_.size()) throw std::runtime_error("too few tokens");
       const bool first = j == comm_.rank() * local;
-      const DeviceSequence sequence = model.upload(trace_, Sequence::of(std::span(tokens_).subspan(at, length + 1)),
-                                                   windows_at(config, step_), candidate_draw(config, step_, j));
+      const DeviceSequence sequence =
+          model.upload(trace_, Sequence::of(tokens_of(j)), windows_at(config, step_), candidate_draw(config, step_, j));
       optimizer.read_rows(trace_, sequence, step_);
       model.forward_backward(trace_, sequence, step_,
                              {.matrices = !first,
@@ -98,6 +100,24 @@ class TinyTraining : public Learner<Real> {
   }
 
  private:
+  void note_rows() {
+    std::vector<kernels::Token> own;
+    const int local = config.train.sequences / comm_.size();
+    for (int j = comm_.rank() * local; j < (comm_.rank() + 1) * local; ++j) {
+      const std::span<const kernels::Token> row = tokens_of(j);
+      own.insert(own.end(), row.begin(), row.end());
+    }
+    rows.read(own, step_);
+    rows.exchange();
+  }
+
+  /// A sequence of this step, and its last target.
+  std::span<const kernels::Token> tokens_of(int sequence) const {
+    const std::size_t at = place(step_, sequence), size = length_at(config, step_) + 1;
+    if (at + size > tokens_.size()) throw std::runtime_error("too few tokens");
+    return std::span(tokens_).subspan(at, size);
+  }
+
   /// Where a sequence's tokens begin. With stages each has its own last target.
   std::size_t place(long step, int sequence) const {
     if (config.stage.empty())

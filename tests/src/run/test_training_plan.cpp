@@ -123,6 +123,46 @@ TEST(Plan, OfOneRankSendsNothing) {
   EXPECT_GT(plan_of(config, table, NodeLayout::consecutive(2, 0)).sending.all.bytes(), 0);
 }
 
+/// 384 rows of the LM head. A fourth of the steps has 128 candidates, a half 256, the others none.
+Config candidates_config() {
+  Config config = small_config();
+  config.train.sequences = 4;
+  config.train.steps = 8;
+  for (const auto& [share, candidates] : {std::pair(0.25, 128), {0.5, 256}, {0.25, 0}}) {
+    StageConfig& stage = config.stage.emplace_back();
+    stage.share = share;
+    stage.length = stage.short_window = stage.long_window = 128;
+    stage.candidates = candidates;
+  }
+  return config;
+}
+
+/// Two ranks with two sequences each, or four with one.
+TEST(Plan, OfStagesWithCandidatesHasTheRowsOfTheHeadThatTravel) {
+  const Config config = candidates_config();
+  const double row = 64 * sizeof(float);
+  const auto head = [&](int ranks, int stage) { return json_of(config, ranks)["stages"][stage]["head_gradient"]; };
+  EXPECT_EQ(head(2, 0), json({{"rows", 256}, {"bytes", 192 * row}}));  // at most all that the other rank owns
+  EXPECT_EQ(head(2, 1), json({{"rows", 384}, {"bytes", 192 * row}}));
+  EXPECT_EQ(head(2, 2), json({{"rows", 384}, {"bytes", 192 * row}}));
+  EXPECT_EQ(head(4, 0), json({{"rows", 128}, {"bytes", 128 * row}}));
+  EXPECT_EQ(head(4, 1), json({{"rows", 256}, {"bytes", 256 * row}}));
+  EXPECT_EQ(head(4, 2), json({{"rows", 384}, {"bytes", 288 * row}}));
+  EXPECT_FALSE(json_of(config, 1)["stages"][0].contains("head_gradient"));
+}
+
+/// Beside the same deck without candidates.
+TEST(Plan, SendsTheMeanOfAllStages) {
+  Config config = candidates_config();
+  const ParameterTable table(config.model);
+  const auto bytes = [&] {
+    return plan_of(config, table, NodeLayout::consecutive(4, 0)).sending.reduce_scatter.bytes();
+  };
+  const double some = bytes();
+  for (StageConfig& stage : config.stage) stage.candidates = 0;
+  EXPECT_EQ(bytes() - some, (0.25 * (288 - 128) + 0.5 * (288 - 256)) * 64 * sizeof(float));
+}
+
 /// Each rank sends the sum of its squares to every other one.
 TEST(Plan, OfClippedGradientsSendsTheirSquares) {
   Config config = small_config();
@@ -196,6 +236,24 @@ TEST(Plan, MessagesBetweenNodesGrowWithTheirLogarithm) {
     const TrainingPlan plan = plan_of(config, table, NodeLayout::consecutive(8 << log2, 8));
     EXPECT_LE(plan.sending.all.messages_between, 3. * log2 * static_cast<double>(table.buckets().size()));
   }
+}
+
+TEST(PlanText, ShowsTheRowsOfTheHeadInDecksWithCandidates) {
+  const Config config = candidates_config();
+  const ParameterTable table(config.model);
+  const auto text_on = [&](int ranks) {
+    return plan_text(config, table, plan_of(config, table, NodeLayout::consecutive(ranks, 0)));
+  };
+  const std::string text = text_on(4);
+  for (const char* const line : {"\n  head's gradient, stage 0       at most 32 KiB, 128 of 384 rows\n",
+                                 "\n  head's gradient, stage 1       at most 64 KiB, 256 of 384 rows\n",
+                                 "\n  head's gradient, stage 2       72 KiB, all 384 rows\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+  EXPECT_EQ(text_on(1).find("head's gradient"), std::string::npos);
+  const Config without = small_config();
+  EXPECT_EQ(plan_text(without, table, plan_of(without, table, NodeLayout::consecutive(4, 0))).find("head's gradient"),
+            std::string::npos);
 }
 
 TEST(PlanText, NamesTheNodesAndWhatSaysTheirSize) {
