@@ -32,8 +32,10 @@ std::vector<StagePlan> stages_of(const Config& config, const ParameterTable& tab
 
 /// What each rank sends for a bucket. From lookup tables a rank sends only the rows that it has read, at most one for
 /// each token.
-std::vector<LevelTraffic> gradients_of(const Bucket& bucket, const Bounds& parts, const PlannedTraffic& traffic,
-                                       std::size_t tokens) {
+std::vector<LevelTraffic> gradients_of(const Config& config, const Bucket& bucket, const Bounds& parts,
+                                       const PlannedTraffic& traffic, std::size_t tokens) {
+  const bool rounded = bucket.group == Group::matrix && config.optimizer.matrix_gradients == StateFormat::bf16;
+  if (rounded) return traffic.reduce_scatter<Real>(parts);
   if (bucket.lookup == Lookup::none) return traffic.reduce_scatter(parts);
   Bounds rows;
   for (const std::size_t bound : parts) rows.push_back(bound / bucket.unit_size);
@@ -49,7 +51,7 @@ StepSending sending_of(const Config& config, const ParameterTable& table, const 
   for (const Bucket& bucket : table.buckets()) {
     if (bucket.fixed()) continue;
     const Bounds parts = bucket.bounds(layout);
-    const std::vector<LevelTraffic> gradients = gradients_of(bucket, parts, traffic, tokens),
+    const std::vector<LevelTraffic> gradients = gradients_of(config, bucket, parts, traffic, tokens),
                                     weights = traffic.all_gather(parts, weight_bytes(bucket.scalars()));
     const double updates = update_steps(config, table, bucket).per_step(config.train.steps);
     for (int rank = 0; rank < layout.ranks(); ++rank) {
@@ -138,7 +140,7 @@ MemoryPlan memory_of(const Config& config, const ParameterTable& table, const No
   for (const Bucket& bucket : table.buckets()) {
     memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));
   }
-  memory.gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
+  memory.gradients = static_cast<double>(Gradients<Real>::bytes(config, table));
   memory.optimizer =
       static_cast<double>(Optimizer<Real>::state_bytes(config, table, layout, Model<Real>::idle_bytes(config)));
   memory.activations = static_cast<double>(Model<Real>::memory_bytes(config));
