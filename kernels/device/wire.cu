@@ -42,15 +42,15 @@ struct E5m2 {
 template <class Codec>
 constexpr int vector_width = sizeof(typename Codec::Code) == 4 ? 4 : 8;
 
-template <class Codec>
+template <class A, class Codec>
 struct Encode {
   typename Codec::Code* out;
-  const float* x;
+  const A* x;
   Codec codec;
 
   template <int W>
   __device__ void apply(std::size_t i) const {
-    const Vector<float, W> values = load_vector<W>(x + i);
+    const Vector<float, W> values = load_floats<W>(x + i);
     Vector<typename Codec::Code, W> codes;
 #pragma unroll
     for (int k = 0; k < W; ++k) codes.v[k] = codec.encode(values.v[k]);
@@ -58,9 +58,9 @@ struct Encode {
   }
 };
 
-template <class Codec>
+template <class A, class Codec>
 struct AddDecoded {
-  float* sum;
+  A* sum;
   const std::byte* in;
   int count;
   std::size_t stride;
@@ -69,14 +69,18 @@ struct AddDecoded {
   template <int W>
   __device__ void apply(std::size_t i) const {
     using Code = typename Codec::Code;
-    Vector<float, W> total = load_vector<W>(sum + i);
+    Vector<float, W> total = load_floats<W>(sum + i);
 #pragma unroll 4
     for (int k = 0; k < count; ++k) {
       const Vector<Code, W> codes = load_vector<W>(reinterpret_cast<const Code*>(in + k * stride) + i);
 #pragma unroll
       for (int j = 0; j < W; ++j) total.v[j] += codec.decode(codes.v[j]);
     }
-    store_vector(sum + i, total);
+    if constexpr (std::is_same_v<A, float>) {
+      store_vector(sum + i, total);
+    } else {
+      store_rounded(sum + i, total);
+    }
   }
 };
 
@@ -140,12 +144,12 @@ void launch_rows(const char* op, Stream stream, std::size_t count, const Body& b
   }
 }
 
-/// body(codec) with the codec of the wire.
-template <class Body>
+/// body(codec) with the codec of the wire for elements of type A.
+template <class A, class Body>
 void with_codec(const Wire& wire, Body&& body) {
   switch (wire.format) {
     case WireFormat::fp32:
-      return body(Fp32());
+      return body(std::conditional_t<std::is_same_v<A, bf16>, Bf16, Fp32>());
     case WireFormat::bf16:
       return body(Bf16());
     case WireFormat::e5m2:
@@ -157,17 +161,17 @@ void with_codec(const Wire& wire, Body&& body) {
 
 template <class A>
 void encode(Stream stream, std::byte* out, Vec<const A> x, const Wire& wire) {
-  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
     auto* codes = reinterpret_cast<typename Codec::Code*>(out);
-    const Encode<Codec> body{codes, x.data(), codec};
+    const Encode<A, Codec> body{codes, x.data(), codec};
     launch_elementwise<vector_width<Codec>>("encode", stream, x.size(), body, codes, x.data());
   });
 }
 
 template <class A>
 void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std::size_t stride, const Wire& wire) {
-  with_codec(wire, [&]<class Codec>(const Codec& codec) {
-    const AddDecoded<Codec> body{sum.data(), in, count, stride, codec};
+  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
+    const AddDecoded<A, Codec> body{sum.data(), in, count, stride, codec};
     const auto* first = reinterpret_cast<const typename Codec::Code*>(in);
     const auto* second = reinterpret_cast<const typename Codec::Code*>(in + stride);
     launch_elementwise<vector_width<Codec>>("add_decoded", stream, sum.size(), body, sum.data(), first, second);
@@ -176,7 +180,7 @@ void add_decoded(Stream stream, Vec<A> sum, const std::byte* in, int count, std:
 
 template <class A>
 void take_rows(Stream stream, std::byte* out, Mat<A> table, Vec<const std::int32_t> rows, const Wire& wire) {
-  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
     auto* codes = reinterpret_cast<typename Codec::Code*>(out);
     const TakeRows<Codec> body{codes, table.data, {rows.data(), table.cols, table.ld}, codec};
     launch_rows<Codec>("take_rows", stream, rows.size(), body, table, codes);
@@ -186,7 +190,7 @@ void take_rows(Stream stream, std::byte* out, Mat<A> table, Vec<const std::int32
 template <class A>
 void add_decoded_rows(Stream stream, Mat<A> table, Vec<const std::int32_t> rows, const std::byte* in,
                       const Wire& wire) {
-  with_codec(wire, [&]<class Codec>(const Codec& codec) {
+  with_codec<A>(wire, [&]<class Codec>(const Codec& codec) {
     const auto* codes = reinterpret_cast<const typename Codec::Code*>(in);
     const AddDecodedRows<Codec> body{table.data, codes, {rows.data(), table.cols, table.ld}, codec};
     launch_rows<Codec>("add_decoded_rows", stream, rows.size(), body, table, codes);
@@ -194,6 +198,8 @@ void add_decoded_rows(Stream stream, Mat<A> table, Vec<const std::int32_t> rows,
 }
 
 template void encode(Stream, std::byte*, Vec<const float>, const Wire&);
+template void encode(Stream, std::byte*, Vec<const bf16>, const Wire&);
+template void add_decoded(Stream, Vec<bf16>, const std::byte*, int, std::size_t, const Wire&);
 template void add_decoded(Stream, Vec<float>, const std::byte*, int, std::size_t, const Wire&);
 template void take_rows(Stream, std::byte*, Mat<float>, Vec<const std::int32_t>, const Wire&);
 template void add_decoded_rows(Stream, Mat<float>, Vec<const std::int32_t>, const std::byte*, const Wire&);

@@ -6,10 +6,11 @@
 
 namespace nanorun::kernels::portable {
 
-template <class T, class W, class M>
+template <class T, class W, class M, class G>
 void adam_update(Stream, Vec<std::type_identity_t<W>> w, [[maybe_unused]] Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares) {
-  static_assert(std::is_same_v<W, T> && std::is_same_v<M, T>);
+                 Vec<std::type_identity_t<M>> v, Vec<std::type_identity_t<G>> g, const AdamOptions& options,
+                 double* squares) {
+  static_assert(std::is_same_v<W, T> && std::is_same_v<M, T> && std::is_same_v<G, T>);
   assert(m.size() == w.size() && v.size() == w.size() && g.size() == w.size() && options.t >= 1);
   assert(copy.data() == w.data() && copy.size() == w.size());
   const AdamFactors<T> factors(options);

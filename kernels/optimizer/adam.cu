@@ -5,21 +5,21 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-/// A, M: of the masters, which are the copy itself where they have its type, and of the moments.
-template <class T, class A, class M>
+/// A, M, G: of the masters, which are the copy itself where they have its type, of the moments, and of the gradients.
+template <class T, class A, class M, class G>
 struct Adam {
   SumOfSquares gradients, weights;
   A* w;
   T* copy;
   M *m, *v;
-  float* g;
+  G* g;
   AdamFactors<float> f;
   AdamRates<float> rates;
 
   template <int W>
   __device__ void apply(std::size_t i) {
     auto elements = AdamElements<W>::load(w + i, m + i, v + i);
-    const Vector<float, W> raw = load_vector<W>(g + i);
+    const Vector<float, W> raw = load_floats<W>(g + i);
     Vector<float, W> gradient;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
@@ -30,7 +30,7 @@ struct Adam {
 #pragma unroll
     for (int k = 0; k < W; ++k) weights.add_square(elements.weight.v[k]);
     // Most rows of a table have no gradient: they cost no store.
-    if (f.clears_gradient && any(raw)) store_vector(g + i, Vector<float, W>{});
+    if (f.clears_gradient && any(raw)) store_vector(g + i, Vector<G, W>{});
     elements.store(w + i, copy + i, m + i, v + i);
   }
 
@@ -41,30 +41,36 @@ struct Adam {
 
 }  // namespace
 
-template <class T, class W, class M>
+template <class T, class W, class M, class G>
 void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                 Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares) {
+                 Vec<std::type_identity_t<M>> v, Vec<std::type_identity_t<G>> g, const AdamOptions& options,
+                 double* squares) {
   // Accesses of 16 bytes at least, also of what is kept in bf16.
-  constexpr int width = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> ? 8 : 4;
+  constexpr bool narrow = std::is_same_v<W, bf16> || std::is_same_v<M, bf16> || std::is_same_v<G, bf16>;
+  constexpr int width = narrow ? 8 : 4;
   const OrderedSum total(stream);
-  const Adam<T, W, M> body{{total, squares},
-                           {total, squares + 1},
-                           w.data(),
-                           copy.data(),
-                           m.data(),
-                           v.data(),
-                           g.data(),
-                           AdamFactors<float>(options),
-                           adam_rates<float>(options)};
+  const Adam<T, W, M, G> body{{total, squares},
+                              {total, squares + 1},
+                              w.data(),
+                              copy.data(),
+                              m.data(),
+                              v.data(),
+                              g.data(),
+                              AdamFactors<float>(options),
+                              adam_rates<float>(options)};
   launch_elementwise<width>("adam_update", stream, w.size(), body, w.data(), copy.data(), m.data(), v.data(), g.data());
 }
 
-#define NANORUN_ADAM(T, W, M) \
-  template void adam_update<T, W, M>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<float>, const AdamOptions&, double*);
-NANORUN_ADAM(float, float, float)
-NANORUN_ADAM(bf16, float, float)
-NANORUN_ADAM(bf16, float, bf16)
-NANORUN_ADAM(bf16, bf16, float)
-NANORUN_ADAM(bf16, bf16, bf16)
+#define NANORUN_ADAM(T, W, M, G) \
+  template void adam_update<T, W, M, G>(Stream, Vec<W>, Vec<T>, Vec<M>, Vec<M>, Vec<G>, const AdamOptions&, double*);
+NANORUN_ADAM(float, float, float, float)
+NANORUN_ADAM(bf16, float, float, float)
+NANORUN_ADAM(bf16, float, bf16, float)
+NANORUN_ADAM(bf16, bf16, float, float)
+NANORUN_ADAM(bf16, bf16, bf16, float)
+NANORUN_ADAM(bf16, float, float, bf16)
+NANORUN_ADAM(bf16, float, bf16, bf16)
+NANORUN_ADAM(bf16, bf16, float, bf16)
+NANORUN_ADAM(bf16, bf16, bf16, bf16)
 
 }  // namespace nanorun::kernels::cuda

@@ -67,14 +67,15 @@ struct AdamFactors {
 };
 
 NANORUN_DECLARE_OPS({
-  /// W, M: types of w and of the moments. copy = w rounded to T, for the GEMMs that read it; where W is T, copy is w
-  /// itself. squares [2] in the tensors' memory, in double: squares[0] += sum of (gradient_scale g)², squares[1] += sum
-  /// of the new w². A sum is not finite if any of its elements is not.
-  /// CUDA: T = bf16 or float; W and M = float or T. Where they are bf16, options.round_weights and round_moments must
-  /// say so. The sums have a fixed order. The stream needs create_sums().
-  template <class T, class W = acc_t<T>, class M = acc_t<T>>
+  /// W, M, G: types of w, of the moments and of g. copy = w rounded to T, for the GEMMs that read it; where W is T,
+  /// copy is w itself. squares [2] in the tensors' memory, in double: squares[0] += sum of (gradient_scale g)²,
+  /// squares[1] += sum of the new w². A sum is not finite if any of its elements is not. CUDA: T = bf16 or float; W, M
+  /// and G = float or T. Where they are bf16, options.round_weights and round_moments must say so. The sums have a
+  /// fixed order. The stream needs create_sums().
+  template <class T, class W = acc_t<T>, class M = acc_t<T>, class G = acc_t<T>>
   void adam_update(Stream stream, Vec<std::type_identity_t<W>> w, Vec<T> copy, Vec<std::type_identity_t<M>> m,
-                   Vec<std::type_identity_t<M>> v, Vec<acc_t<T>> g, const AdamOptions& options, double* squares);
+                   Vec<std::type_identity_t<M>> v, Vec<std::type_identity_t<G>> g, const AdamOptions& options,
+                   double* squares);
 })
 
 }  // namespace nanorun::kernels

@@ -28,7 +28,7 @@ void clip_factor(Stream, A* factor, Vec<const double> squares, double c) {
 }
 
 template <class A>
-void scale_gradients(Stream, Vec<A> g, const A* factor) {
+void scale_gradients(Stream, Vec<A> g, const acc_t<A>* factor) {
   for_chunks("scale_gradients", g.size(), [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
     const A f = *factor;
     if (f == 1) return;

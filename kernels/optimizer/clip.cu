@@ -5,13 +5,14 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+template <class A>
 struct AddSquares : SumOfSquares {
-  const float* g;
+  const A* g;
   float scale;
 
   template <int W>
   __device__ void apply(std::size_t i) {
-    const Vector<float, W> x = load_vector<W>(g + i);
+    const Vector<float, W> x = load_floats<W>(g + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) add_square(scale * x.v[k]);
   }
@@ -26,18 +27,23 @@ __global__ void __launch_bounds__(warp_size) clip_factor_kernel(float* factor, c
   if (threadIdx.x == 0) *factor = isfinite(norm) && norm > c ? static_cast<float>(c / norm) : 1;
 }
 
+template <class A>
 struct ScaleGradients {
-  float* g;
+  A* g;
   const float* factor;
 
   template <int W>
   __device__ void apply(std::size_t i) const {
     const float f = *factor;
     if (f == 1) return;
-    Vector<float, W> x = load_vector<W>(g + i);
+    Vector<float, W> x = load_floats<W>(g + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) x.v[k] *= f;
-    store_vector(g + i, x);
+    if constexpr (std::is_same_v<A, float>) {
+      store_vector(g + i, x);
+    } else {
+      store_rounded(g + i, x);
+    }
   }
 };
 
@@ -45,8 +51,8 @@ struct ScaleGradients {
 
 template <class A>
 void add_squares(Stream stream, double* sum, Vec<const A> g, double gradient_scale) {
-  const AddSquares body{{OrderedSum(stream), sum}, g.data(), static_cast<float>(gradient_scale)};
-  launch_elementwise<4>("add_squares", stream, g.size(), body, g.data());
+  const AddSquares<A> body{{OrderedSum(stream), sum}, g.data(), static_cast<float>(gradient_scale)};
+  launch_elementwise<16 / sizeof(A)>("add_squares", stream, g.size(), body, g.data());
 }
 
 template <class A>
@@ -56,12 +62,15 @@ void clip_factor(Stream stream, A* factor, Vec<const double> squares, double c) 
 }
 
 template <class A>
-void scale_gradients(Stream stream, Vec<A> g, const A* factor) {
-  launch_elementwise<4>("scale_gradients", stream, g.size(), ScaleGradients{g.data(), factor}, g.data());
+void scale_gradients(Stream stream, Vec<A> g, const acc_t<A>* factor) {
+  launch_elementwise<16 / sizeof(A)>("scale_gradients", stream, g.size(), ScaleGradients<A>{g.data(), factor},
+                                     g.data());
 }
 
 template void add_squares(Stream, double*, Vec<const float>, double);
+template void add_squares(Stream, double*, Vec<const bf16>, double);
 template void clip_factor(Stream, float*, Vec<const double>, double);
 template void scale_gradients(Stream, Vec<float>, const float*);
+template void scale_gradients(Stream, Vec<bf16>, const float*);
 
 }  // namespace nanorun::kernels::cuda

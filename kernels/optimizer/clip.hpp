@@ -14,7 +14,7 @@ namespace nanorun::kernels {
 NANORUN_DECLARE_OPS({
   /// *sum += sum of (gradient_scale g)² over g [n], squares and sum in double; not finite if any element is not. `sum`
   /// lies in the tensors' memory.
-  /// CUDA: A = float. The sum has a fixed order. The stream needs create_sums().
+  /// CUDA: A = float or bf16. The sum has a fixed order. The stream needs create_sums().
   template <class A>
   void add_squares(Stream stream, double* sum, Vec<const A> g, double gradient_scale);
 
@@ -24,10 +24,10 @@ NANORUN_DECLARE_OPS({
   template <class A>
   void clip_factor(Stream stream, A * factor, Vec<const double> squares, double c);
 
-  /// g = *factor g, for g [n]. Where *factor is 1, g is neither read nor written.
-  /// CUDA: A = float.
+  /// g = *factor g, for g [n], rounded to A. Where *factor is 1, g is neither read nor written.
+  /// CUDA: A = float or bf16.
   template <class A>
-  void scale_gradients(Stream stream, Vec<A> g, const A* factor);
+  void scale_gradients(Stream stream, Vec<A> g, const acc_t<A>* factor);
 })
 
 }  // namespace nanorun::kernels

@@ -34,9 +34,14 @@ MatrixBatch<bf16> wide_matrices(std::span<const MuonBatch<bf16>> batches) {
     if (x.cols > 0 && (rows != x.rows || cols != x.cols)) {
       throw std::invalid_argument("muon: batches of different shapes");
     }
-    const void* const tensors[] = {
-        b.weights,         b.gradients,           b.copy, b.momentum.wide, b.slow_momentum.wide,
-        b.momentum.narrow, b.slow_momentum.narrow};
+    const void* const tensors[] = {b.weights,
+                                   b.gradients,
+                                   b.copy,
+                                   b.momentum.wide,
+                                   b.slow_momentum.wide,
+                                   b.momentum.narrow,
+                                   b.slow_momentum.narrow,
+                                   b.narrow_gradients};
     if (!std::ranges::all_of(tensors, aligned)) {
       throw std::invalid_argument("muon: tensors aligned to 16 bytes");
     }

@@ -94,10 +94,11 @@ struct MuonBatch {
   T* copy = nullptr;
   acc_t<T>* second_moment = nullptr;  ///< Q [count, normuon_neurons(rows, cols)]; null: without NorMuon
   double lr = 0, decay = 0;
-  bool cautious = true;         ///< the decay is cautious, not plain
-  bool truncates = false;       ///< the copy is truncated, not rounded
-  Momentum<T> slow_momentum{};  ///< null: without
-  bool round_momenta = false;   ///< to bf16
+  bool cautious = true;           ///< the decay is cautious, not plain
+  bool truncates = false;         ///< the copy is truncated, not rounded
+  Momentum<T> slow_momentum{};    ///< null: without
+  bool round_momenta = false;     ///< to bf16
+  T* narrow_gradients = nullptr;  ///< in place of `gradients`, where T is bf16
 
   constexpr std::size_t matrix_size() const { return static_cast<std::size_t>(rows) * cols; }
   constexpr std::size_t size() const { return count * matrix_size(); }
@@ -125,8 +126,8 @@ NANORUN_DECLARE_OPS({
 
   /// Updates all matrices: weights, copy, momenta and second moments in place; gradients are undefined afterwards. All
   /// matrices have one shape or its transpose: the iteration commutes with transposition, so they run as one batch.
-  /// Either all batches have second moments, or none; the same holds for slow momenta, and for narrow momenta, which
-  /// must be rounded. The portable ops take wide ones.
+  /// Either all batches have second moments, or none; the same holds for slow momenta, for narrow gradients, and for
+  /// narrow momenta, which must be rounded. The portable ops take wide ones.
   /// CUDA: T = bf16, data aligned to 16 bytes, on a stream with create_blas() and create_sums(). X is bf16 or fp16
   /// between the stages (muon_stages.hpp), which run on all matrices at once. Throws std::invalid_argument unless rows
   /// and cols are multiples of 8, and where shapes differ by more than transposition.

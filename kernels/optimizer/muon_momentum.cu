@@ -35,6 +35,16 @@ __device__ M* elements(const Momentum<bf16>& momentum) {
   }
 }
 
+/// Likewise the gradients.
+template <class G>
+__device__ const G* gradients_of(const MuonMatrix& m) {
+  if constexpr (std::is_same_v<G, float>) {
+    return m.gradients;
+  } else {
+    return m.narrow_gradients;
+  }
+}
+
 template <class M>
 __device__ void store_momentum(M* p, const Vector<float, 4>& x, bool rounds) {
   if constexpr (std::is_same_v<M, bf16>) {
@@ -45,7 +55,7 @@ __device__ void store_momentum(M* p, const Vector<float, 4>& x, bool rounds) {
 }
 
 /// Updates the momenta in the tile at (row, col), writes u to x, and returns the thread's sum of u².
-template <bool has_slow, class M>
+template <bool has_slow, class M, class G>
 __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, const Rates& rates, TurnedTile& turned,
                              SumOfSquares& of_gradients) {
   const int quad = threadIdx.x % tile_quads, first = threadIdx.x / tile_quads;
@@ -54,7 +64,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
   for (int i = first; i < tile_side; i += tile_step) {
     if (!m.contains(row + i, col + 4 * quad)) continue;
     const std::size_t at = m.at(row + i, col + 4 * quad);
-    const Vector<float, 4> g = load_vector<4>(m.gradients + at);
+    const Vector<float, 4> g = load_floats<4>(gradients_of<G>(m) + at);
     M *const fast_at = elements<M>(m.momentum) + at, *const slow_at = elements<M>(m.slow_momentum) + at;
     Vector<float, 4> buf = load_floats<4>(fast_at), slow, u;
     if constexpr (has_slow) slow = load_floats<4>(slow_at);
@@ -94,7 +104,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
 }
 
 /// A thread block updates one part of a matrix after another. x, squares_of_x: of the matrices of `batches`.
-template <bool has_slow, class M>
+template <bool has_slow, class M, class G>
 __global__ void __launch_bounds__(block_threads)
     update_momentum(const __grid_constant__ MuonBatches batches, int matrices, int parts, bf16* x, float* squares_of_x,
                     Rates rates, OrderedSum total, double* squares) {
@@ -107,7 +117,7 @@ __global__ void __launch_bounds__(block_threads)
     const MuonMatrix m(batches, matrix);
     float sum = 0;
     m.for_tiles(i % parts, [&](int row, int col) {
-      sum += update_tile<has_slow, M>(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
+      sum += update_tile<has_slow, M, G>(m, x + matrix * m.size(), row, col, rates, turned, of_gradients);
     });
     sum = warp_sum(sum);
     if (threadIdx.x % warp_size == 0) of_warps[threadIdx.x / warp_size] = sum;
@@ -122,11 +132,17 @@ __global__ void __launch_bounds__(block_threads)
   of_gradients.finish();
 }
 
-/// The kernel for batches that have slow and narrow momenta, or none, as this one.
+template <class M, class G>
+auto kernel_with(bool has_slow) {
+  return has_slow ? update_momentum<true, M, G> : update_momentum<false, M, G>;
+}
+
+/// The kernel for batches that have slow momenta, and narrow momenta and gradients, or none, as this one.
 auto kernel_for(const MuonBatch<bf16>& batch) {
-  const bool has_slow = !batch.slow_momentum.null();
-  if (batch.momentum.narrow != nullptr) return has_slow ? update_momentum<true, bf16> : update_momentum<false, bf16>;
-  return has_slow ? update_momentum<true, float> : update_momentum<false, float>;
+  const bool has_slow = !batch.slow_momentum.null(), narrow = batch.momentum.narrow != nullptr;
+  if (batch.narrow_gradients != nullptr)
+    return narrow ? kernel_with<bf16, bf16>(has_slow) : kernel_with<float, bf16>(has_slow);
+  return narrow ? kernel_with<bf16, float>(has_slow) : kernel_with<float, float>(has_slow);
 }
 
 }  // namespace

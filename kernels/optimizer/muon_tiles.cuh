@@ -21,6 +21,7 @@ struct MuonBatches {
 /// One of them.
 struct MuonMatrix {
   float *weights, *gradients, *second_moment;
+  bf16* narrow_gradients;
   Momentum<bf16> momentum, slow_momentum;
   bf16* copy;
   int rows, cols;
@@ -34,6 +35,7 @@ struct MuonMatrix {
     const std::size_t first = index * b->matrix_size();
     weights = b->weights + first;
     gradients = b->gradients + first;
+    narrow_gradients = b->narrow_gradients + first;
     momentum = b->momentum.from(first);
     slow_momentum = b->slow_momentum.from(first);
     copy = b->copy + first;

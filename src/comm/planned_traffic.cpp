@@ -17,16 +17,19 @@ kernels::Wire wire_of(const CommConfig& config) { return {config.gradients, conf
 
 }  // namespace
 
-PlannedTraffic::PlannedTraffic(const NodeLayout& layout, const CommConfig& config)
-    : layout_(layout),
-      config_(config),
-      between_{kernels::wire_bytes<Gradient>(rail_wire(wire_of(config)).format),
-               Transport::slot_bytes(Transport::rail_incoming_bytes, 1)} {}
+PlannedTraffic::PlannedTraffic(const NodeLayout& layout, const CommConfig& config) : layout_(layout), config_(config) {}
+
+template <class A>
+PlannedTraffic::Slots PlannedTraffic::between() const {
+  return {kernels::wire_bytes<A>(rail_wire(wire_of(config_)).format),
+          Transport::slot_bytes(Transport::rail_incoming_bytes, 1)};
+}
 
 /// Of a node with several ranks.
+template <class A>
 PlannedTraffic::Slots PlannedTraffic::inside(int node) const {
   const int peers = Transport::peers_in_node(layout_.ranks_on(node), config_.transport);
-  return {kernels::wire_bytes<Gradient>(config_.gradients), Transport::slot_bytes(Transport::incoming_bytes, peers)};
+  return {kernels::wire_bytes<A>(config_.gradients), Transport::slot_bytes(Transport::incoming_bytes, peers)};
 }
 
 Traffic PlannedTraffic::Slots::carry(std::size_t elements, std::size_t together) const {
@@ -36,11 +39,11 @@ Traffic PlannedTraffic::Slots::carry(std::size_t elements, std::size_t together)
 
 /// Adds what each rank sends to the others of its node. share(slots, size): what one rank sends to the owner of a share
 /// of so many elements.
-template <class Share>
+template <class A, class Share>
 void PlannedTraffic::add_inside(std::vector<LevelTraffic>& sent, const Bounds& parts, const Share& share) const {
   for (int node = 0; node < layout_.nodes(); ++node) {
     if (layout_.ranks_on(node) == 1) continue;
-    const Slots slots = inside(node);
+    const Slots slots = inside<A>(node);
     for (int round = 0; round < layout_.seat_rounds(node); ++round) {
       const Bounds shares = layout_.shares(parts, node, round);
       std::vector<Traffic> to;
@@ -64,14 +67,16 @@ void PlannedTraffic::add_between(std::vector<LevelTraffic>& sent, const Bounds& 
   }
 }
 
+template <class A>
 std::vector<LevelTraffic> PlannedTraffic::reduce_scatter(const Bounds& parts) const {
   std::vector<LevelTraffic> sent(layout_.ranks());
-  add_inside(sent, parts, [](const Slots& slots, std::size_t size) { return slots.carry(size); });
+  const Slots between = this->between<A>();
+  add_inside<A>(sent, parts, [](const Slots& slots, std::size_t size) { return slots.carry(size); });
   const std::vector<CirculantRound> rounds = circulant_rounds(layout_.nodes());
   add_between(sent, parts, [&](const Bounds& of_rail) {
     return [&, of_rail](int node) {
       Traffic traffic;
-      for (const auto& [skip, blocks] : rounds) traffic += between_.carry(arc_of(of_rail, node + skip, blocks).size());
+      for (const auto& [skip, blocks] : rounds) traffic += between.carry(arc_of(of_rail, node + skip, blocks).size());
       return traffic;
     };
   });
@@ -81,8 +86,10 @@ std::vector<LevelTraffic> PlannedTraffic::reduce_scatter(const Bounds& parts) co
 std::vector<LevelTraffic> PlannedTraffic::reduce_scatter_rows(const Bounds& first_rows, std::size_t touched,
                                                               std::size_t cols) const {
   std::vector<LevelTraffic> sent(layout_.ranks());
-  add_inside(sent, first_rows,
-             [&](const Slots& slots, std::size_t rows) { return slots.carry(std::min(rows, touched) * cols, cols); });
+  const Slots between = this->between<Gradient>();
+  add_inside<Gradient>(sent, first_rows, [&](const Slots& slots, std::size_t rows) {
+    return slots.carry(std::min(rows, touched) * cols, cols);
+  });
   const std::size_t own = touched * cols * kernels::wire_bytes<Gradient>(config_.gradients);
   for (LevelTraffic& rank : sent) rank.inside.bytes = std::min<std::uint64_t>(rank.inside.bytes, own);
   const std::vector<CirculantRound> rounds = circulant_rounds(layout_.nodes());
@@ -92,7 +99,7 @@ std::vector<LevelTraffic> PlannedTraffic::reduce_scatter_rows(const Bounds& firs
       std::size_t ranks = layout_.seats();  // most ranks whose gradients a partial sum has
       for (const auto& [skip, blocks] : rounds) {
         const std::size_t rows = std::min(arc_of(of_rail, node + skip, blocks).size(), ranks * touched);
-        traffic += between_.carry(rows * cols, cols);
+        traffic += between.carry(rows * cols, cols);
         ranks *= 2;
       }
       return traffic;
@@ -125,16 +132,22 @@ std::vector<LevelTraffic> PlannedTraffic::all_gather(const Bounds& parts, std::s
   return sent;
 }
 
+template std::vector<LevelTraffic> PlannedTraffic::reduce_scatter<Gradient>(const Bounds&) const;
+#if NANORUN_CUDA
+template std::vector<LevelTraffic> PlannedTraffic::reduce_scatter<Real>(const Bounds&) const;
+#endif
+
 LevelTraffic PlannedTraffic::reduce_scatter_rows(int rank, const RowLists& lists, std::size_t cols) const {
   LevelTraffic sent;
   const int node = layout_.node_of(rank);
+  const Slots between = this->between<Gradient>();
   for (const RowLists::Node& round : lists.node) {
     for (const RowLists::Rows& rows : round.to) {
-      if (!rows.empty()) sent.inside += inside(node).carry(rows.size() * cols, cols);
+      if (!rows.empty()) sent.inside += inside<Gradient>(node).carry(rows.size() * cols, cols);
     }
   }
   for (const std::vector<RowLists::Rail>& rail : lists.rails) {
-    for (const RowLists::Rail& round : rail) sent.between += between_.carry(round.out.size() * cols, cols);
+    for (const RowLists::Rail& round : rail) sent.between += between.carry(round.out.size() * cols, cols);
   }
   return sent;
 }

@@ -5,6 +5,7 @@ namespace nanorun {
 
 extern const char* const configuration_nanorun_py;
 extern const char* const modeling_nanorun_py;
+extern const char* const modeling_nanorun_plain_py;   ///< imports modeling_nanorun.py
 extern const char* const modeling_nanorun_scaled_py;  ///< imports modeling_nanorun.py
 extern const char* const modeling_nanorun_before_py;  ///< imports both
 

@@ -75,6 +75,7 @@ struct PythonFile {
 std::vector<PythonFile> python_files(const ModelConfig& model) {
   std::vector<PythonFile> files = {{"configuration_nanorun.py", configuration_nanorun_py},
                                    {"modeling_nanorun.py", modeling_nanorun_py}};
+  if (model.residual == Residual::plain) files.push_back({"modeling_nanorun_plain.py", modeling_nanorun_plain_py});
   const bool before = model.residual == Residual::before;
   if (before || model.residual == Residual::scaled)
     files.push_back({"modeling_nanorun_scaled.py", modeling_nanorun_scaled_py});

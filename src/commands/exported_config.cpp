@@ -73,6 +73,10 @@ constexpr const char* read_by_python[] = {
     "coefficient_width",
     "mudd_value_scale",
     "layers_without_attention",
+    "embedding_norm",
+    "norm_gains",
+    "biases",
+    "head_bias",
 };
 constexpr const char* of_first_weights[] = {"init_scale",     "zero_outputs",         "zero_attention_outputs",
                                             "init_embedding", "init_value_embedding", "mudd_backout",
@@ -127,6 +131,8 @@ const std::string always_there[] = {"model.vocabulary", "model.width", "model.he
 
 /// Keys of [[stage]] that say what the model computes.
 const std::string stage_windows[] = {"short_window", "long_window"};
+/// Keys of [data] that say so, where attention stays within rows.
+const std::string data_rows[] = {"packing", "row_length"};
 
 /// A deck whose step 0 is the model as it is before `step`: its windows, rotary frequencies and attention_scale are the
 /// ones that stages and YaRN give at this step. The deck has a stage if `config` has some, or if the short window is
@@ -182,6 +188,7 @@ struct PythonClass {
 PythonClass class_of(const std::string& residual) {
   if (residual == "scaled") return {"modeling_nanorun_scaled", "ScaledNanorunForCausalLM"};
   if (residual == "before") return {"modeling_nanorun_before", "BeforeNanorunForCausalLM"};
+  if (residual == "plain") return {"modeling_nanorun_plain", "PlainNanorunForCausalLM"};
   return {"modeling_nanorun", "NanorunForCausalLM"};
 }
 
@@ -216,6 +223,10 @@ std::string text_of(Config config, Token end_of_text, const TokenizerRecord& tok
     const bool wanted = key.section == std::string("stage") && std::ranges::count(stage_windows, key.name) > 0;
     if (wanted && !config.stage.empty()) json["stage"][0][key.name] = value_of(key, config);
   }
+  for (const Key& key : key_table()) {
+    const bool wanted = key.section == std::string("data") && std::ranges::count(data_rows, key.name) > 0;
+    if (wanted && config.data.packing == Packing::rows) json["data"][key.name] = value_of(key, config);
+  }
   return json.dump(2) + "\n";
 }
 
@@ -240,7 +251,8 @@ void require_known_keys(const Json& json) {
     return [&names](const std::string& key) { return std::ranges::count(names, key) > 0; };
   };
   require_known_keys(json, "", [](const std::string& key) {
-    return std::ranges::count(known_fields, key) > 0 || std::ranges::count(sections, key) > 0 || key == "stage";
+    return std::ranges::count(known_fields, key) > 0 || std::ranges::count(sections, key) > 0 || key == "stage" ||
+           key == "data";
   });
   for (const std::string section : sections) {
     require_known_keys(json.value(section, Json()), section + ".", [&](const std::string& name) {
@@ -250,6 +262,24 @@ void require_known_keys(const Json& json) {
   }
   if (json.contains("stage") && json["stage"].is_array() && json["stage"].size() == 1)
     require_known_keys(json["stage"][0], "stage.0.", is_one_of(stage_windows));
+  require_known_keys(json.value("data", Json()), "data.", is_one_of(data_rows));
+}
+
+/// The rows of config.json, an object, as overrides of a deck. Throws Error(data), with a message that lacks the file.
+void append_rows(std::vector<std::string>& overrides, const Json& data, int positions) {
+  for (const std::string& name : data_rows) {
+    if (!data.is_object() || !data.contains(name)) throw Error(ExitCode::data, "lacks data." + name);
+    overrides.push_back(fmt::format("data.{}={}", name, data[name].dump()));
+  }
+  if (data["packing"] != "rows") {
+    throw Error(ExitCode::data,
+                fmt::format("data.packing = {}: a model has \"rows\", or no data", excerpt(data["packing"].dump())));
+  }
+  const Json& row = data["row_length"];
+  if (!row.is_number_integer() || row < 1 || row > positions || positions % row.get<int>() != 0) {
+    throw Error(ExitCode::data, fmt::format("data.row_length = {}: must divide max_position_embeddings = {}",
+                                            excerpt(row.dump()), positions));
+  }
 }
 
 /// The keys of the model in config.json as overrides of a deck. Throws Error(data), with a message that lacks the file.
@@ -278,6 +308,7 @@ std::vector<std::string> model_overrides(const Json& json) {
   }
   for (const char* key : {"train.length", "validation.length"}) overrides.push_back(fmt::format("{}={}", key, length));
   overrides.push_back("validation.tokens=0");
+  if (json.contains("data")) append_rows(overrides, json["data"], positions.get<int>());
   if (!json.contains("stage")) return overrides;
   const Json& stages = json["stage"];
   if (!stages.is_array() || stages.size() != 1 || !stages[0].is_object())
@@ -368,7 +399,7 @@ std::string unread_key(const Config& config, std::span<const char* const> read) 
     const auto named_in = [&](std::span<const char* const> names) {
       return std::ranges::find(names, std::string_view(key.name)) != names.end();
     };
-    const bool chooses_file = key.path() == "model.residual" && config.model.residual != Residual::plain;
+    const bool chooses_file = key.path() == "model.residual";
     if (key.section != std::string("model") || chooses_file || named_in(read) || named_in(of_first_weights)) continue;
     const Json value = value_of(key, set);
     if (value != value_of(key, unset)) return fmt::format("{} = {}", key.path(), value.dump());

@@ -262,6 +262,7 @@ struct OptimizerConfig {
   double adam_beta2 = 0.95;
   double adam_eps = 1e-10;
   StateFormat adam_master = StateFormat::fp32, adam_moments = StateFormat::fp32, muon_moments = StateFormat::fp32;
+  StateFormat matrix_gradients = StateFormat::fp32;
   double lr_matrix = 0.0006;
   double lr_embedding = 0.6;
   double lr_head = 0.008;

@@ -164,6 +164,9 @@ std::vector<Key> data_keys() {
 std::vector<Key> optimizer_keys() {
   return {
       {NANORUN_KEY(optimizer, matrix_rule), trains, any(), "rule that updates the matrices of the blocks"},
+      {NANORUN_KEY(optimizer, matrix_gradients), trains, any(),
+       "format in which the gradients of the blocks' matrices are kept between backward pass and update; bf16: half of "
+       "the memory, rounded after each sequence of a rank, to which the next one adds, and after each sum over ranks"},
       {NANORUN_KEY(optimizer, clip_norm), trains, at_least(0),
        "largest global norm of the gradients, over all tensors; larger ones are scaled down to it before the update; "
        "it is the norm of the gradient of the step's mean loss, with train.loss = \"sum\" of the mean over "

@@ -3,6 +3,7 @@
 #include "src/model/model.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "src/base/instantiate.hpp"
 #include "src/measure/profile.hpp"
@@ -151,6 +152,8 @@ void Model<T>::forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks&
 template <class T>
 void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrices, const LayerHooks& hooks) {
   const Residual residual = config_.model.residual;
+  const RoundedGradients<T>& rounded = parameters_.rounded;
+  const Output kept = std::exchange(d_matrices, rounded ? Output::overwrite : d_matrices);
   clear_gradients(a);
   final_norm_backward(a);
   ops::ScaledGradient<T> d_stream;
@@ -169,6 +172,7 @@ void Model<T>::backward(Activations<T>& a, const Feed<T>& feed, Output d_matrice
       coefficients_.backward(stream_, a.coefficients, layer, a.d_x, a.layer_input(layer));
     }
     values_.backward_table(stream_, a, feed.sequence, layer);
+    if (rounded) rounded.keep(stream_, layer, kept);
     if (hooks.leave) hooks.leave(layer);
   }
   if (residual == Residual::unet) ops::add<T>(stream_, a.d_x0, a.d_x);

@@ -20,6 +20,7 @@
 #include "src/model/attention_layer.hpp"
 #include "src/model/biases.hpp"
 #include "src/model/fp8_scales.hpp"
+#include "src/model/gradients.hpp"
 #include "src/model/input_layer.hpp"
 #include "src/model/mlp_layer.hpp"
 #include "src/model/norm_gains.hpp"
@@ -48,9 +49,9 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients [table.gradient_size()] must outlive the model. Ops run on `compute`, copies to the device
+  /// Weights and gradients must outlive the model. Ops run on `compute`, copies to the device
   /// on `upload`. A model without gradients can only evaluate sequences, and holds no memory for training.
-  Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Gradient> gradients,
+  Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, GradientSpans<T> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 
   /// The prefix target of each token of the vocabulary, -1 for none, see kernels/lm_head/lm_head.hpp.
@@ -94,7 +95,7 @@ class Model {
   static std::size_t memory_bytes(const Config& config);
 
  private:
-  const Parameters<T>& bind_gradients(const ParameterTable& table, std::span<Gradient> gradients);
+  const Parameters<T>& bind_gradients(const ParameterTable& table, const GradientSpans<T>& gradients);
   Feed<T> feed(const DeviceSequence& sequence, int stage);
   Activations<T>& training_for(const DeviceSequence& sequence);
   kernels::LmHeadOptions lm_head_options(long step) const;

@@ -19,8 +19,8 @@ using kernels::WorkspaceAllocator;
 namespace {
 
 /// What a model with these gradients is for.
-template <class A>
-Mode mode_of(std::span<A> gradients) {
+template <class T>
+Mode mode_of(const GradientSpans<T>& gradients) {
   return gradients.empty() ? Mode::evaluation : Mode::training;
 }
 
@@ -69,7 +69,7 @@ std::size_t activation_bytes(const Config& config, Mode mode) {
 
 template <class T>
 Model<T>::Model(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                std::span<Gradient> gradients, Token end_of_text, Stream compute, Stream upload)
+                GradientSpans<T> gradients, Token end_of_text, Stream compute, Stream upload)
     : config_(config),
       parameters_{{table, weights.tensors().data(), weights.scalars().data()}, {}},
       stream_(compute),
@@ -102,11 +102,15 @@ Model<T>::Model(const Config& config, const ParameterTable& table, const Weights
 
 /// Completes parameters_ for a model that trains.
 template <class T>
-const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, std::span<Gradient> gradients) {
+const Parameters<T>& Model<T>::bind_gradients(const ParameterTable& table, const GradientSpans<T>& gradients) {
   if (gradients.empty()) return parameters_;
-  parameters_.gradients = {table, gradients.data(), gradients.data() + table.gradient_at(table.tensor_size())};
+  const std::span<Gradient> wide = gradients.wide;
+  const std::size_t missing = gradients.matrices.size();
+  parameters_.gradients = {table, wide.data(), wide.data() + (table.gradient_at(table.tensor_size()) - missing),
+                           missing};
+  if (missing > 0) parameters_.rounded = {table, gradients.matrices, gradients.of_layer};
   const Mat<Gradient> head = parameters_.gradient("head");
-  d_others_ = gradients.subspan(head.data + head.size() - gradients.data());
+  d_others_ = wide.subspan(head.data + head.size() - wide.data());
   return parameters_;
 }
 

@@ -59,6 +59,7 @@ bool same_lookup(const Bucket& a, const Bucket& b) { return a.lookup == b.lookup
 ParameterTable::ParameterTable(const ModelConfig& config, int nodes, std::function<bool(const std::string&)> by_muon)
     : layers_(config.layers), layer_groups_(layer_groups(nodes)), by_muon_(std::move(by_muon)) {
   add_matrices(config);
+  matrix_size_ = size_;
   add_lm_head(config);
   add_value_embeddings(config);
   add_embeddings(config);
@@ -397,7 +398,8 @@ template <class T>
 kernels::Mat<T> TensorViews<T>::tensor(const std::string& name) const {
   if (tensors_ == nullptr) return {};
   const Parameter& p = table_->find(name);
-  return {tensors_ + p.offset, p.matrices * p.rows, p.cols};
+  if (p.offset < missing_) return {};
+  return {tensors_ + (p.offset - missing_), p.matrices * p.rows, p.cols};
 }
 
 template <class T>

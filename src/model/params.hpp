@@ -4,8 +4,9 @@
 //
 // The table holds, in this order: trained tensors, which GEMMs and lookups read; fixed tensors; learned scalars.
 // Offsets count elements over all of them. Weights lie in two arenas: all tensors as T, learned scalars as acc_t<T>.
-// Gradients lie in one arena of acc_t<T>, without the fixed tensors, which have neither gradients nor optimizer state
-// and travel between ranks only when weights are initialised or restored.
+// Gradients lie in one arena of acc_t<T>, or those of matrices in one of T (gradients.hpp), without the fixed tensors,
+// which have neither gradients nor optimizer state and travel between ranks only when weights are initialised or
+// restored.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "src/comm/comm.hpp"
 #include "src/comm/node_layout.hpp"
 #include "src/config/config.hpp"
+#include "src/model/rounded_gradients.hpp"
 
 namespace nanorun {
 
@@ -135,6 +137,8 @@ class ParameterTable {
   std::size_t size() const { return size_; }  ///< elements of all parameters
   /// Elements of all parameters but the learned scalars, which come last: the offset of the first of these.
   std::size_t tensor_size() const { return tensor_size_; }
+  /// Elements of Group::matrix, which come first.
+  std::size_t matrix_size() const { return matrix_size_; }
   /// Elements that have gradients: all but those of fixed tensors.
   std::size_t gradient_size() const { return size_ - fixed_size_; }
   /// Position of an element's gradient in the arena of gradients; `offset`: of the element, which is not fixed.
@@ -181,6 +185,7 @@ class ParameterTable {
   std::vector<Bucket> buckets_;
   std::size_t size_ = 0;
   std::size_t tensor_size_ = 0;
+  std::size_t matrix_size_ = 0;
   std::size_t fixed_size_ = 0;
   std::size_t bucket_begin_ = 0;
 };
@@ -237,9 +242,10 @@ template <class T>
 class TensorViews {
  public:
   TensorViews() = default;
-  /// Views into tensors [table.tensor_size()] and scalars [table.size() - table.tensor_size()].
-  TensorViews(const ParameterTable& table, T* tensors, kernels::acc_t<T>* scalars)
-      : table_(&table), tensors_(tensors), scalars_(scalars) {}
+  /// Views into tensors [table.tensor_size()] and scalars [table.size() - table.tensor_size()]. The memory of the
+  /// tensors lacks the first `missing` elements, of which there are no views.
+  TensorViews(const ParameterTable& table, T* tensors, kernels::acc_t<T>* scalars, std::size_t missing = 0)
+      : table_(&table), tensors_(tensors), scalars_(scalars), missing_(missing) {}
 
   const ParameterTable& table() const { return *table_; }
   /// Whether there is memory behind the views.
@@ -253,6 +259,7 @@ class TensorViews {
   const ParameterTable* table_ = nullptr;
   T* tensors_ = nullptr;
   kernels::acc_t<T>* scalars_ = nullptr;
+  std::size_t missing_ = 0;
 };
 
 /// What the classes of the model bind to: the weights, and in training their gradients.
@@ -260,9 +267,13 @@ template <class T>
 struct Parameters {
   TensorViews<T> weights;
   TensorViews<kernels::acc_t<T>> gradients;
+  RoundedGradients<T> rounded{};  ///< where those of matrices are kept so
 
   kernels::Mat<const T> weight(const std::string& name) const { return weights.tensor(name); }
-  kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const { return gradients.tensor(name); }
+  kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const {
+    if (rounded && table().find(name).group == Group::matrix) return rounded.of_layer(table().find(name));
+    return gradients.tensor(name);
+  }
   kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
   kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }
   /// The elements of a tensor of learned scalars as one vector, such as a bias or a gain; and their gradients.
@@ -272,6 +283,9 @@ struct Parameters {
   ops::LearnedScalar<T> factor(const std::string& name, int i = 0) const;
   /// The sigmoid of element i of a tensor of learned scalars as a factor in a mix.
   ops::LearnedScalar<T> sigmoid_factor(const std::string& name, int i = 0) const;
+
+ private:
+  const ParameterTable& table() const { return weights.table(); }
 };
 
 }  // namespace nanorun

@@ -34,11 +34,12 @@ void BucketTransfers<T>::reduce_scatter(Trace& trace, const OwnedBucket<T>& owne
   transfer(trace, Phase::reduce_gradients, order, events_[owned.index].reduced, [&](Level level) {
     const Bucket& bucket = owned.bucket;
     if (rows_.known(bucket)) {
-      const kernels::Mat<kernels::acc_t<T>> table(owned.all_gradients.data(), static_cast<int>(bucket.units),
+      const kernels::Mat<kernels::acc_t<T>> table(owned.all_gradients.wide.data(), static_cast<int>(bucket.units),
                                                   static_cast<int>(bucket.unit_size));
       comm_.reduce_scatter_rows(level, table, rows_.of(bucket));
     } else {
-      comm_.reduce_scatter(level, owned.all_gradients, owned.bounds);
+      owned.all_gradients.visit([&](auto all) { comm_.reduce_scatter(level, all, owned.bounds); });
+      owned.round_gradients(comm_.stream());
     }
   });
 }

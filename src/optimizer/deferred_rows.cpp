@@ -165,7 +165,7 @@ void DeferredRows<T>::update(const Bucket& bucket, long step, double* squares) {
     group.reads_known = true;
   }
   visit(table, [&](const auto& rows, const kernels::AdamOptions& options) {
-    ops::adam_update_rows(stream_, rows, Mat<Master>(table.owned->gradients.data(), table.rows(), table.cols()),
+    ops::adam_update_rows(stream_, rows, Mat<Master>(table.owned->gradients.wide.data(), table.rows(), table.cols()),
                           std::span<const std::int32_t>(group.last_read.span()),
                           std::span<const AdamRates<Master>>(table.rates.span()), options, t, squares);
   });

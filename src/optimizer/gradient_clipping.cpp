@@ -22,13 +22,19 @@ void GradientClipping<T>::apply(Trace& trace, std::span<const OwnedBucket<T>> bu
   {
     Region region(trace, Phase::adam);
     ops::fill<double>(stream_, of_parts(), 0);
-    for (const OwnedBucket<T>& owned : buckets)
-      ops::add_squares<acc_t<T>>(stream_, &of_parts()[comm_.part()], owned.gradients, gradient_scale_);
+    for (const OwnedBucket<T>& owned : buckets) {
+      owned.gradients.visit([&]<class A>(std::span<A> g) {
+        ops::add_squares<A>(stream_, &of_parts()[comm_.part()], g, gradient_scale_);
+      });
+    }
   }
   transfers.all_gather_numbers(trace, of_parts());
   Region region(trace, Phase::adam);
   ops::clip_factor<acc_t<T>>(stream_, factor_.data(), of_parts(), clip_norm_);
-  for (const OwnedBucket<T>& owned : buckets) ops::scale_gradients<acc_t<T>>(stream_, owned.gradients, factor_.data());
+  for (const OwnedBucket<T>& owned : buckets) {
+    owned.gradients.visit([&]<class A>(std::span<A> g) { ops::scale_gradients<A>(stream_, g, factor_.data()); });
+    owned.round_gradients(stream_);
+  }
 }
 
 template <class T>

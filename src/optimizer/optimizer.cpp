@@ -41,7 +41,7 @@ constexpr const char* state_remedy = "use more ranks, or lower model.width or mo
 
 template <class T>
 Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights,
-                        std::span<Master> gradients, kernels::Workspace idle, TensorComm& comm, TouchedRows& rows,
+                        GradientSpans<T> gradients, kernels::Workspace idle, TensorComm& comm, TouchedRows& rows,
                         Stream stream)
     : config_(config),
       table_(table),
@@ -73,7 +73,7 @@ Optimizer<T>::Optimizer(const Config& config, const ParameterTable& table, const
 
 /// This rank's parts of all buckets, from the highest layer on.
 template <class T>
-auto Optimizer<T>::own_buckets(std::span<Master> gradients) -> std::vector<Owned> {
+auto Optimizer<T>::own_buckets(const GradientSpans<T>& gradients) -> std::vector<Owned> {
   kernels::WorkspaceAllocator allocator(state_.space());
   std::vector<Owned> buckets;
   for (const Bucket& bucket : table_.buckets()) {
@@ -85,7 +85,7 @@ auto Optimizer<T>::own_buckets(std::span<Master> gradients) -> std::vector<Owned
 }
 
 template <class T>
-auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernels::WorkspaceAllocator& allocator)
+auto Optimizer<T>::own(const Bucket& bucket, const GradientSpans<T>& gradients, kernels::WorkspaceAllocator& allocator)
     -> Owned {
   Owned owned;
   owned.bucket = bucket;
@@ -95,8 +95,9 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   const auto part = [&](const auto& all) { return all.subspan(owned.begin(comm_.part()), owned.size(comm_.part())); };
   owned.updates = update_steps(config_, table_, bucket);
   if (!bucket.fixed()) {
-    owned.all_gradients = gradients.subspan(table_.gradient_at(bucket.offset), bucket.size());
-    owned.gradients = part(owned.all_gradients);
+    owned.all_gradients = gradients_of(gradients, bucket);
+    owned.gradients = owned.all_gradients.part(owned.begin(comm_.part()), owned.size(comm_.part()));
+    owned.rounds_gradients = bucket.offset < gradients.matrices.size();
   }
   BucketState<T> kept(allocator, config_, bucket, owned.tensors, *owned.rule);
   owned.master = kept.master;
@@ -117,6 +118,18 @@ auto Optimizer<T>::own(const Bucket& bucket, std::span<Master> gradients, kernel
   }
   owned.segments = segments_of(config_, owned.tensors);
   return owned;
+}
+
+template <class T>
+StateSpan<T> Optimizer<T>::gradients_of(const GradientSpans<T>& gradients, const Bucket& bucket) const {
+  const std::size_t rounded = gradients.matrices.size(), at = table_.gradient_at(bucket.offset);
+  if (at >= rounded) return {gradients.wide.subspan(at - rounded, bucket.size()), {}};
+  const std::span<T> matrices = gradients.matrices.subspan(at, bucket.size());
+  if constexpr (StateSpan<T>::one_type) {
+    return {matrices, {}};
+  } else {
+    return {{}, matrices};
+  }
 }
 
 /// Buckets whose rule updates all of one matrix shape at once, from the lowest layer on, learned scalars last; in a
@@ -159,13 +172,16 @@ void Optimizer<T>::initialise(std::int64_t seed) {
 }
 
 /// Initial values are formed in the type Master. If no master has this type, the gradients serve as scratch memory,
-/// since no step has begun. Fixed tensors have no gradients and get scratch memory for the moment.
+/// since no step has begun. Fixed tensors have no gradients and get scratch memory for the moment, as do those whose
+/// gradients are narrower.
 template <class T>
 void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
-  const bool needs_scratch = owned.bucket.fixed() && owned.master.wide.empty();
-  const TensorArena<Master> scratch(needs_scratch ? owned.master.size() : 0, "initial values");
-  const std::span<Master> all = needs_scratch               ? scratch.span()
-                                : owned.master.wide.empty() ? owned.gradients
+  const bool needs_scratch = owned.master.wide.empty() && owned.gradients.wide.size() < owned.master.size();
+  const bool takes_idle = scratch_.size() >= owned.master.size() * sizeof(Master);
+  const TensorArena<Master> memory(needs_scratch && !takes_idle ? owned.master.size() : 0, "initial values");
+  Master* const scratch = takes_idle ? reinterpret_cast<Master*>(scratch_.data()) : memory.data();
+  const std::span<Master> all = needs_scratch               ? std::span(scratch, owned.master.size())
+                                : owned.master.wide.empty() ? owned.gradients.wide
                                                             : owned.master.wide;
   for (const OwnedRows& rows : owned.tensors) {
     if (rows.row_count == 0) continue;
@@ -176,7 +192,7 @@ void Optimizer<T>::initialise(const Owned& owned, std::int64_t seed) {
     if (owned.master.wide.empty()) ops::round_to<T>(stream_, owned.master.narrow, all);
   }
   owned.round_state(stream_);
-  if (needs_scratch) ops::synchronize(stream_);
+  if (memory.size() > 0) ops::synchronize(stream_);
 }
 
 template <class T>
@@ -224,9 +240,10 @@ template <class T>
 void Optimizer<T>::clear_gradients(const Owned& owned, Parts parts) {
   if (!owned.bucket.accumulates()) return;
   const int part = comm_.part();
-  ops::fill<Master>(stream_, owned.all_gradients.first(owned.bounds[part]), 0);
-  if (parts == Parts::all) ops::fill<Master>(stream_, owned.gradients, 0);
-  ops::fill<Master>(stream_, owned.all_gradients.subspan(owned.bounds[part + 1]), 0);
+  const std::span<Master> all = owned.all_gradients.wide;  // narrow ones are of buckets that do not accumulate
+  ops::fill<Master>(stream_, all.first(owned.bounds[part]), 0);
+  if (parts == Parts::all) ops::fill<Master>(stream_, owned.gradients.wide, 0);
+  ops::fill<Master>(stream_, all.subspan(owned.bounds[part + 1]), 0);
 }
 
 template <class T>

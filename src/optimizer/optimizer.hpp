@@ -15,6 +15,7 @@
 #include "src/comm/tensor_comm.hpp"
 #include "src/config/config.hpp"
 #include "src/measure/trace.hpp"
+#include "src/model/gradients.hpp"
 #include "src/model/params.hpp"
 #include "src/optimizer/averages.hpp"
 #include "src/optimizer/bucket_transfers.hpp"
@@ -35,11 +36,11 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. `gradients` [table.gradient_size()]. `idle`: memory that is free during step(); rules take their
+  /// Collective. `idle`: memory that is free during step(); rules take their
   /// scratch from it if it suffices, else the optimizer allocates some. Config, table, weights, gradients, idle memory,
   /// communicator and `rows` outlive the optimizer. The communicator shares the weights' memory, so it ends or is
   /// closed before that memory is released. Throws Error(internal) where memory is short.
-  Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, std::span<Master> gradients,
+  Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, GradientSpans<T> gradients,
             kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
 
   /// Collective. Sets initial weights on all ranks, and state to zero. Waits for the device.
@@ -120,8 +121,9 @@ class Optimizer {
  private:
   using Owned = OwnedBucket<T>;
 
-  std::vector<Owned> own_buckets(std::span<Master> gradients);
-  Owned own(const Bucket& bucket, std::span<Master> gradients, kernels::WorkspaceAllocator& allocator);
+  StateSpan<T> gradients_of(const GradientSpans<T>& gradients, const Bucket& bucket) const;
+  std::vector<Owned> own_buckets(const GradientSpans<T>& gradients);
+  Owned own(const Bucket& bucket, const GradientSpans<T>& gradients, kernels::WorkspaceAllocator& allocator);
   std::vector<std::vector<const Owned*>> shape_batches() const;
   void clear_state();
   void initialise(const Owned& owned, std::int64_t seed);

@@ -12,7 +12,7 @@ auto OptimizerSlabs<T>::stored(const OwnedBucket<T>& owned) const -> std::vector
   std::vector<Stored> all;
   all.push_back({{}, HostStateSpan<T>(owned.master)});
   for (const StateSpan<T>& elements : owned.state) all.push_back({{}, HostStateSpan<T>(elements)});
-  if (!owned.rule->gradient_prefix().empty()) all.push_back({{}, HostStateSpan<T>(StateSpan<T>{owned.gradients})});
+  if (!owned.rule->gradient_prefix().empty()) all.push_back({{}, HostStateSpan<T>(owned.gradients)});
   const bool outer = config_.optimizer.outer_every > 0 && !owned.bucket.fixed();
   if (outer) {
     for (const auto& kept : {owned.outer.weights, owned.outer.momentum})

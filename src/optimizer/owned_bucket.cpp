@@ -122,6 +122,13 @@ void OwnedBucket<T>::round_state(kernels::Stream stream) const {
 }
 
 template <class T>
+void OwnedBucket<T>::round_gradients(kernels::Stream stream) const {
+  if constexpr (StateSpan<T>::one_type) {
+    if (rounds_gradients) ops::round_as_bf16<T>(stream, all_gradients.wide);
+  }
+}
+
+template <class T>
 void OwnedBucket<T>::begin_outer(kernels::Stream stream) const {
   if (outer.weights.empty()) return;
   master.visit([&]<class E>(std::span<E> masters) { ops::average_weights<E>(stream, outer.weights, masters, 1); });

@@ -73,15 +73,16 @@ struct OwnedBucket {
   std::vector<OwnedRows> tensors;  ///< this rank's rows of each tensor
 
   // The whole bucket, one span for each kind of memory; empty where it has none of it.
-  std::span<Master> all_gradients;
+  StateSpan<T> all_gradients;
   std::span<T> all_weights;       ///< what GEMMs and lookups read
   std::span<Master> all_scalars;  ///< learned scalars
 
   // The owned part. Learned scalars are their own masters; so are weights where T is Master, or where the deck asks for
   // masters in bf16 and T is bf16.
   std::vector<Segment> segments;
-  std::span<Master> gradients;
-  std::span<T> weights;  ///< part of all_weights: the masters in type T
+  StateSpan<T> gradients;
+  bool rounds_gradients = false;  ///< to bf16, also where T is wider (src/model/rounded_gradients.hpp)
+  std::span<T> weights;           ///< part of all_weights: the masters in type T
   StateSpan<T> master;
   std::vector<StateSpan<T>> state;  ///< as UpdateRule::state() lists them
   OuterState<T> outer;
@@ -96,6 +97,8 @@ struct OwnedBucket {
   void round_weights(kernels::Stream stream) const;
   /// Rounds to bf16 what the deck wants in bf16 and a wider type holds.
   void round_state(kernels::Stream stream) const;
+  /// Rounds gradients that are kept in bf16, after ops that have changed them in a wider type.
+  void round_gradients(kernels::Stream stream) const;
   /// Makes the outer weights those of the masters.
   void begin_outer(kernels::Stream stream) const;
   /// An outer step: moves masters, weights and what the step keeps.

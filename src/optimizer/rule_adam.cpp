@@ -40,7 +40,7 @@ void AdamRule<T>::adopt(const ParameterTable& table, const OwnedBucket<T>& owned
 template <class T>
 void AdamRule<T>::update(const UpdateContext& context, std::span<const OwnedBucket<T>* const> buckets, long step) {
   for (const OwnedBucket<T>* const owned : buckets) {
-    if (owned->gradients.empty()) continue;
+    if (owned->gradients.size() == 0) continue;
     Region region(context.trace, Phase::adam);
     update_bucket(context, *owned, step);
   }
@@ -54,14 +54,18 @@ void AdamRule<T>::update_bucket(const UpdateContext& context, const OwnedBucket<
     // The backward pass overwrites the gradients of the LM head and of matrices, and adds to all others.
     options.clears_gradient = owned.bucket.accumulates() && owned.bucket.group != Group::lm_head;
     const auto part = [&](const auto& all) { return all.subspan(segment.first, segment.size); };
-    const auto apply = [&]<class C, class W, class M>(std::span<C> weights, std::span<W> master, std::span<M> m) {
-      ops::adam_update<C, W, M>(context.stream, part(master), part(weights), part(m),
-                                part(owned.state[1].template as<M>()), part(owned.gradients), options, context.squares);
+    const auto apply = [&]<class C, class W, class M, class G>(std::span<C> weights, std::span<W> master,
+                                                               std::span<M> m, std::span<G> g) {
+      ops::adam_update<C, W, M, G>(context.stream, part(master), part(weights), part(m),
+                                   part(owned.state[1].template as<M>()), part(g), options, context.squares);
     };
     if (owned.bucket.scalars()) {
-      apply(owned.master.wide, owned.master.wide, owned.state[0].wide);
+      apply(owned.master.wide, owned.master.wide, owned.state[0].wide, owned.gradients.wide);
     } else {
-      owned.master.visit([&](auto master) { owned.state[0].visit([&](auto m) { apply(owned.weights, master, m); }); });
+      owned.master.visit([&](auto master) {
+        owned.state[0].visit(
+            [&](auto m) { owned.gradients.visit([&](auto g) { apply(owned.weights, master, m, g); }); });
+      });
     }
   }
 }

@@ -172,11 +172,12 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
   std::size_t first = 0, first_moment = 0;
   for (const MuonBlocks& blocks : blocks_.at(owned.index)) {
     const auto [lr, decay] = rates(blocks.hyper, owned.bucket, step);
+    const kernels::Momentum<T> gradients = momentum_from(owned.gradients, first);
     batches_.push_back({.count = blocks.count,
                         .rows = blocks.rows,
                         .cols = blocks.cols,
                         .weights = owned.master.wide.data() + first,
-                        .gradients = owned.gradients.data() + first,
+                        .gradients = gradients.wide,
                         .momentum = momentum_from(owned.state[0], first),
                         .copy = owned.weights.data() + first,
                         .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
@@ -185,7 +186,8 @@ void MuonRule<T>::add_batches(const OwnedBucket<T>& owned, long step) {
                         .cautious = config_.optimizer.decay_kind == DecayKind::cautious,
                         .truncates = blocks.hyper.truncates,
                         .slow_momentum = has_slow ? momentum_from(owned.state.back(), first) : kernels::Momentum<T>{},
-                        .round_momenta = blocks.hyper.moments == StateFormat::bf16});
+                        .round_momenta = blocks.hyper.moments == StateFormat::bf16,
+                        .narrow_gradients = gradients.narrow});
     first += batches_.back().size();
     first_moment += blocks.second_moment_size();
   }
@@ -203,7 +205,7 @@ void MuonRule<T>::update_scalars(kernels::Stream stream, const OwnedBucket<T>& o
         .rows = blocks.rows,
         .cols = blocks.cols,
         .weights = owned.master.wide.data() + first,
-        .gradients = owned.gradients.data() + first,
+        .gradients = owned.gradients.wide.data() + first,
         .momentum = owned.state[0].wide.data() + first,
         .second_moment = normuon ? owned.state[1].wide.data() + first_moment : nullptr,
         .lr = lr,

@@ -44,6 +44,10 @@ struct StateSpan {
     }
   }
   std::size_t size() const { return wide.size() + narrow.size(); }
+  StateSpan part(std::size_t first, std::size_t size) const {
+    return wide.empty() ? StateSpan{{}, narrow.subspan(narrow.empty() ? 0 : first, narrow.empty() ? 0 : size)}
+                        : StateSpan{wide.subspan(first, size), {}};
+  }
 };
 
 /// A StateSpan as the host sees it, widened. Where ops work on host memory this is the span itself, elsewhere a copy.

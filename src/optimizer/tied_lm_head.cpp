@@ -30,7 +30,7 @@ bool TiedLmHead<T>::tied(long step) const {
 
 template <class T>
 void TiedLmHead<T>::take_gradients(kernels::Stream stream) const {
-  ops::move_sum<kernels::acc_t<T>>(stream, lm_head_->gradients, embedding_->gradients);
+  ops::move_sum<kernels::acc_t<T>>(stream, lm_head_->gradients.wide, embedding_->gradients.wide);
 }
 
 template <class T>

@@ -17,9 +17,9 @@ Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const 
       table(parameter_table(config, tensor_comm.layout().nodes())),
       weights(table),
       rows(config, table, tensor_comm.comms()),
-      gradients(table.gradient_size(), "the gradients"),
-      model(config, table, weights, gradients.span(), end_of_text, streams.compute, streams.upload),
-      optimizer(config, table, weights, gradients.span(), model.idle(), tensor_comm, rows, streams.compute) {}
+      gradients(config, table),
+      model(config, table, weights, gradients.spans(), end_of_text, streams.compute, streams.upload),
+      optimizer(config, table, weights, gradients.spans(), model.idle(), tensor_comm, rows, streams.compute) {}
 
 /// Each length has GEMMs of other shapes, and GEMMs that add to gradients differ from those that overwrite them. The
 /// shapes of validation are left to the first validation, for which no step waits.
@@ -44,7 +44,7 @@ void Learner<T>::warm_up(Trace& trace) {
   optimizer.warm_up(trace);
   model.loss().collect(stream);
   model.fp8_scales().restore(0, {});
-  ops::fill<kernels::acc_t<T>>(stream, gradients.span(), 0);
+  gradients.clear(stream);
   ops::synchronize(stream);
 }
 

@@ -42,7 +42,7 @@ struct Learner {
   ParameterTable table;
   Weights<T> weights;
   TouchedRows rows;  ///< training notes the next step's sequences; the optimizer asks in which rows they have gradients
-  TensorArena<kernels::acc_t<T>> gradients;
+  Gradients<T> gradients;
   Model<T> model;
   Optimizer<T> optimizer;
 };

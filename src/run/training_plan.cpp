@@ -49,6 +49,8 @@ std::size_t rows_of(const Config& config, const Bucket& bucket, int ranks, long 
 std::vector<LevelTraffic> gradients_of(const Config& config, const Bucket& bucket, const NodeLayout& layout,
                                        const PlannedTraffic& traffic, long step) {
   const Bounds parts = bucket.bounds(layout);
+  const bool rounded = bucket.group == Group::matrix && config.optimizer.matrix_gradients == StateFormat::bf16;
+  if (rounded) return traffic.reduce_scatter<Real>(parts);
   const std::size_t travelling = rows_of(config, bucket, layout.ranks(), step);
   if (travelling == 0) return traffic.reduce_scatter(parts);
   Bounds rows;
@@ -177,7 +179,7 @@ MemoryPlan memory_of(const Config& config, const ParameterTable& table, const No
   for (const Bucket& bucket : table.buckets()) {
     memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));
   }
-  memory.gradients = static_cast<double>(table.gradient_size()) * sizeof(kernels::acc_t<Real>);
+  memory.gradients = static_cast<double>(Gradients<Real>::bytes(config, table));
   memory.optimizer =
       static_cast<double>(Optimizer<Real>::state_bytes(config, table, layout, Model<Real>::idle_bytes(config)));
   memory.activations = static_cast<double>(Model<Real>::memory_bytes(config));

@@ -26,14 +26,14 @@ double share_of_others(Tensor<T>& x) {
   return others / static_cast<double>(device.size());
 }
 
-/// The state begins `first` elements into its memory. W, M: types of masters and moments; where they are bf16, or the
-/// options round to it, results that differ by a few float roundings may round to neighbours.
-template <class T, class W = float, class M = float>
+/// The state begins `first` elements into its memory. W, M, G: types of masters, moments and gradients; where the first
+/// two are bf16, or the options round to it, results that differ by a few float roundings may round to neighbours.
+template <class T, class W = float, class M = float, class G = float>
 void compare(int n, int first, const AdamOptions& options) {
   SCOPED_TRACE(n);
   Tensor<W> w(1, n, 1);
   Tensor<M> m(1, n, 2), v(1, n, 3, {0.01f, 1});
-  Tensor<float> g(1, n, 4);
+  Tensor<G> g(1, n, 4);
   const Tensor<bf16> rounded = Tensor<bf16>::poisoned(1, n);
   const test::SumStream stream;
   const test::DeviceSum squares;
@@ -43,8 +43,8 @@ void compare(int n, int first, const AdamOptions& options) {
   portable::adam_update<float>({}, host_w, host_w, tail(m.host_flat()), tail(v.host_flat()), tail(g.host_flat()),
                                options, host_squares.data());
   const auto update = [&](Vec<T> copy) {
-    cuda::adam_update<T, W, M>(stream, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
-                               tail(g.device_flat()), options, squares.data());
+    cuda::adam_update<T, W, M, G>(stream, tail(w.device_flat()), copy, tail(m.device_flat()), tail(v.device_flat()),
+                                  tail(g.device_flat()), options, squares.data());
   };
   if constexpr (std::is_same_v<T, W>) {
     update(tail(w.device_flat()));
@@ -87,6 +87,10 @@ void compare_formats(int n, int first, const AdamOptions& options) {
   compare<bf16, bf16>(n, first, both);
   compare<bf16, float, bf16>(n, first, moments);
   compare<bf16, bf16, bf16>(n, first, both);
+  compare<bf16, float, float, bf16>(n, first, options);
+  compare<bf16, float, bf16, bf16>(n, first, moments);
+  compare<bf16, bf16, float, bf16>(n, first, weights);
+  compare<bf16, bf16, bf16, bf16>(n, first, both);
 }
 
 TEST(CudaAdam, SmallSizesMatchPortable) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/device/fill.hpp"
 #include "kernels/optimizer/clip.hpp"
 #include "tests/cuda/sum_stream.hpp"
 #include "tests/cuda/tensor.hpp"
@@ -30,28 +31,34 @@ float device_factor(const test::Vector<double>& squares, double c) {
 }
 
 /// The gradients begin `first` elements into their memory.
+template <class A>
 void compare(int n, int first) {
   SCOPED_TRACE(n);
-  Tensor<float> g(1, n, 1);
+  Tensor<A> g(1, n, 1);
   const auto tail = [first](const auto& span) { return span.subspan(first); };
   double expected = 0;
   portable::add_squares<float>({}, &expected, tail(g.host_flat()), 0.125);
   const test::SumStream stream;
   const test::DeviceSum sum;
-  cuda::add_squares<float>(stream, sum.data(), tail(g.device_flat()), 0.125);
+  cuda::add_squares<A>(stream, sum.data(), tail(g.device_flat()), 0.125);
   EXPECT_NEAR(sum.added(), expected, 1e-12 * (1 + expected));
   for (const float value : {1.0f, 0.37f}) {
     const DeviceVector<float> factor(test::Vector<float>{value});
     portable::scale_gradients<float>({}, tail(g.host_flat()), &value);
-    cuda::scale_gradients<float>(stream, tail(g.device_flat()), factor.data());
+    cuda::scale_gradients<A>(stream, tail(g.device_flat()), factor.data());
+    if constexpr (std::is_same_v<A, bf16>) portable::round_as_bf16<float>({}, tail(g.host_flat()));
     g.expect_match("g", 0, 0);
   }
 }
 
 TEST(CudaClip, SquaresAndScalingMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const int n : {1, 5, 1024, 100'003}) compare(n, 0);
-  compare(1025, 1);
+  for (const int n : {1, 5, 1024, 100'003}) {
+    compare<float>(n, 0);
+    compare<bf16>(n, 0);
+  }
+  compare<float>(1025, 1);
+  compare<bf16>(1025, 1);
 }
 
 TEST(CudaClip, FactorsMatchPortable) {

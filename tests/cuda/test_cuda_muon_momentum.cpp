@@ -47,6 +47,16 @@ void use_narrow(std::vector<MuonBatch<bf16>>& batches, const test::DeviceVector<
   }
 }
 
+/// Likewise the gradients.
+void use_narrow_gradients(std::vector<MuonBatch<bf16>>& batches, const test::DeviceVector<bf16>& narrow) {
+  std::size_t at = 0;
+  for (MuonBatch<bf16>& batch : batches) {
+    batch.gradients = nullptr;
+    batch.narrow_gradients = narrow.data() + at;
+    at += batch.size();
+  }
+}
+
 /// Sets the rounded values, and returns them.
 test::Vector<float> set_narrow(const test::DeviceVector<bf16>& to, const test::Vector<float>& values) {
   test::Vector<bf16> rounded;
@@ -65,7 +75,10 @@ test::Vector<float> widened(const test::Vector<bf16>& x) {
   return wide;
 }
 
-void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon, Kept kept = Kept::fp32) {
+enum class Gradients { fp32, narrow };
+
+void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon, Kept kept = Kept::fp32,
+                      Gradients gradients = Gradients::fp32) {
   SCOPED_TRACE(name_of(shapes));
   MuonMatrices matrices(shapes, rule);
   const test::SumStream stream;
@@ -75,7 +88,11 @@ void compare_momentum(const Shapes& shapes, test::Rule rule = test::Rule::muon, 
   matrices.set(matrices.gradients, g);
   matrices.set(matrices.momentum, buf);
   matrices.set(matrices.slow_momentum, slow);
-  test::DeviceVector<bf16> narrow(size_of(shapes)), narrow_slow(size_of(shapes));
+  test::DeviceVector<bf16> narrow(size_of(shapes)), narrow_slow(size_of(shapes)), narrow_gradients(size_of(shapes));
+  if (gradients == Gradients::narrow) {
+    use_narrow_gradients(matrices.batches, narrow_gradients);
+    g = set_narrow(narrow_gradients, g);
+  }
   if (kept != Kept::fp32) {
     for (MuonBatch<bf16>& batch : matrices.batches) batch.round_momenta = true;
   }
@@ -188,6 +205,16 @@ TEST(CudaMuonMomentum, InBf16MatchesPortable) {
     for (const test::Rule rule : {test::Rule::muon, test::Rule::two_momenta}) {
       compare_momentum(shapes, rule, Kept::rounded);
       compare_momentum(shapes, rule, Kept::narrow);
+    }
+  }
+}
+
+TEST(CudaMuonMomentum, OfGradientsInBf16MatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Shapes& shapes : all_shapes) {
+    for (const test::Rule rule : {test::Rule::muon, test::Rule::two_momenta}) {
+      compare_momentum(shapes, rule, Kept::fp32, Gradients::narrow);
+      compare_momentum(shapes, rule, Kept::narrow, Gradients::narrow);
     }
   }
 }

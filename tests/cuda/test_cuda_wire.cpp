@@ -4,8 +4,10 @@
 #include <limits>
 #include <random>
 
+#include "kernels/device/fill.hpp"
 #include "kernels/device/wire.hpp"
 #include "tests/cuda/tensor.hpp"
+#include "tests/kernels/check.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -97,6 +99,48 @@ TEST(CudaWire, AddsAsPortableDoes) {
       for (const std::size_t first : {0, 1}) {
         for (const std::size_t gap : {0, 1}) compare_sum(wire, n, first, gap);
       }
+    }
+  }
+}
+
+/// Gradients in bf16: the messages are those of the same values in fp32, in bf16 where the wire changes nothing, and
+/// the sum is that in fp32, rounded.
+void compare_bf16(const Wire& wire, std::size_t n, std::size_t first) {
+  const int count = 3;
+  const Wire on_host{wire.format == WireFormat::fp32 ? WireFormat::bf16 : wire.format, wire.scale};
+  const std::size_t bytes = wire_bytes<bf16>(wire.format), stride = (n + 15) / 16 * 16 * bytes;
+  ASSERT_EQ(bytes, wire_bytes<float>(on_host.format));
+  test::Vector<std::byte> messages(count * stride, std::byte(0xFF));
+  const DeviceVector<std::byte> device_messages(messages.size());
+  for (int k = 0; k < count; ++k) {
+    test::Vector<float> x = all_sorts(n + first, k);
+    const DeviceVector<bf16> device_x(test::convert<bf16>(x));
+    portable::round_as_bf16<float>({}, x);
+    portable::encode<float>({}, messages.data() + k * stride, std::span(x).subspan(first), on_host);
+    cuda::encode<bf16>({}, device_messages.data() + k * stride, {device_x.data() + first, n}, wire);
+  }
+  const test::Vector<std::byte> encoded = device_messages.host();
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool same = std::memcmp(&encoded[i * bytes], &messages[i * bytes], bytes) == 0;
+    ASSERT_TRUE(same || is_nan_code(&messages[i * bytes], on_host.format)) << i;
+  }
+  test::Vector<float> sum(n + first + 1, 0.25f);
+  const DeviceVector<bf16> device_sum(test::convert<bf16>(sum));
+  portable::add_decoded<float>({}, std::span(sum).subspan(first, n), messages.data(), count, stride, on_host);
+  portable::round_as_bf16<float>({}, sum);
+  cuda::add_decoded<bf16>({}, {device_sum.data() + first, n}, device_messages.data(), count, stride, wire);
+  const test::Vector<bf16> got = device_sum.host();
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    const float value = test::to_float(got[i]);
+    ASSERT_TRUE(value == sum[i] || (std::isnan(value) && std::isnan(sum[i]))) << i << ": " << value << ", " << sum[i];
+  }
+}
+
+TEST(CudaWire, GradientsInBf16TravelAsTheSameValuesInFp32) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Wire& wire : wires) {
+    for (const std::size_t n : sizes) {
+      for (const std::size_t first : {0, 1}) compare_bf16(wire, n, first);
     }
   }
 }

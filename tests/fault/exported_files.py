@@ -10,7 +10,8 @@ import sys
 # What begins at zero or at one value, and hence says nothing of a mechanism, by how much uniform noise is added.
 ALIVE = {r"block\.\d+\.mlp_out": 0.03, "bigram": 0.5, "smear_.*": 0.5, "skip_gate": 0.5,
          r".*\.(value_gate|attention_gate|xsa|injection)": 0.5, r".*_net\.\d\.out": 0.1, r".*_net\.\d\.bias": 1,
-         r"block\.\d+\..*_(factors|post|residual|mix)": 0.3, r"skip\.\d+": 0.3, "backout": 0.3}
+         r"block\.\d+\..*_(factors|post|residual|mix)": 0.3, r"skip\.\d+": 0.3, "backout": 0.3,
+         r"(.*[._])?\w+_(gain|bias)": 0.3}
 
 
 def import_torch(test):

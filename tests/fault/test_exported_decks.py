@@ -15,6 +15,7 @@ STEPS = 8
 # Beside what begins at zero, what few steps of training leave so small that a mechanism hardly counts.
 NOISE = ALIVE | {"embedding": 0.5, "smear_.*": 2, r".*_net\.\d\.out": 0.5,
                  r"block\.\d+\.qkv": 0.3, r"block\.\d+\.attention_out": 0.2}
+ROW = 256  # tokens of a row of decks that train on rows
 POSITIONS = [0, 1, 2, 63, 127, 128, 200, 255, 300, 383, 450, 511]
 
 
@@ -38,6 +39,10 @@ def small(deck):
     keys |= {f"model.{key}": size for key, size in (("bigram_rows", 97), ("bigram_sign_rows", 16),
                                                     ("coefficient_width", 8), ("composition_window", 24))
              if model.get(key)}
+    if model.get("residual") == "plain":  # what these decks differ in is their size
+        heads = min(model["heads"], 5)
+        keys |= {"model.heads": heads, "model.width": 8 * heads, "model.layers": min(model["layers"], 6),
+                 "model.init_std": 0.02, "train.warmup": 2, "train.cooldown": 0.5}
     if model.get("qk_dims"):
         keys["model.qk_dims"] = [8 * width // model["head_dim"] for width in model["qk_dims"]]
     if "momentum_mix_from" in deck.get("optimizer", {}):
@@ -48,6 +53,8 @@ def small(deck):
         keys["train.extension_steps"] = 2
     if train.get("untie_step", 0) > 0:
         keys["train.untie_step"] = steps_of(deck) // 2 - 1
+    if deck["data"].get("packing") == "rows":
+        return keys | {"train.length": LENGTH, "data.row_length": ROW, "window.first": ROW, "window.last": ROW}
     if "stage" not in deck:
         # Long enough windows for the sequence, but not for all of it.
         return keys | {"train.length": LENGTH, "window.first": 128, "window.last": 256 + window["quantum"] % 128}
@@ -72,8 +79,8 @@ class ExportedDecks(FaultTest):
         self.assertEqual(job.returncode, 0, job.stderr)
         return [[float(logit) for logit in line.split()] for line in job.stdout.splitlines()]
 
-    def check(self, name, **model):
-        """Trains the deck with some keys of its [model] changed, exports, makes all terms alive, and compares."""
+    def check(self, name, *further, **model):
+        """Trains the deck with some keys of its [model], and others by `further`, changed, exports, makes all terms alive, and compares."""
         torch = import_torch(self)
         text = (INPUTS / f"{name}.toml").read_text()
         (self.folder / "deck.toml").write_text(text)
@@ -81,7 +88,7 @@ class ExportedDecks(FaultTest):
         keys = small(deck) | {f"model.{key}": value for key, value in model.items()}
         if not model.get("tied_head", True):
             keys["train.untie_step"] = 0
-        self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()))
+        self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()), *further)
         self.command("export", self.checkpoint(steps_of(deck)), "model", "--force")
         directory = self.folder / "model"
         weights = make_alive(torch, directory / "model.safetensors", NOISE)
@@ -117,7 +124,8 @@ class ExportedDecks(FaultTest):
 
     def check_all(self, residual):
         """Of the decks with this kind of residual stream."""
-        decks = {path.stem: tomllib.loads(path.read_text()) for path in sorted(INPUTS.glob("*.toml"))}
+        paths = sorted((*INPUTS.glob("*.toml"), *INPUTS.glob("gpt2/*.toml")))
+        decks = {str(path.relative_to(INPUTS).with_suffix("")): tomllib.loads(path.read_text()) for path in paths}
         chosen = [name for name, deck in decks.items() if deck.get("model", {}).get("residual", "unet") == residual]
         self.assertTrue(chosen)
         for name in chosen:
@@ -132,6 +140,17 @@ class ExportedDecks(FaultTest):
 
     def test_before(self):
         self.check_all("before")
+
+    def test_plain(self):
+        self.check_all("plain")
+
+    def test_plain_models_that_no_deck_has(self):
+        rows = "window.first=128", "window.last=128", "window.layers=SLLSLL"
+        with self.subTest("nothing beside attention"):
+            self.check("gpt2/124m", norm_gains=False, biases=False, tied_head=False, softcap_kind="isru")
+        with self.subTest("norms and a bias of the head, layers without attention, documents"):
+            self.check("gpt2/350m", *rows, "data.packing=stream", embedding_norm=True, head_bias=True, qk_norm=True,
+                       layers_without_attention=[2], softcap_kind="tanh", rotary="half_truncated")
 
     def test_models_that_no_deck_has(self):
         with self.subTest("narrow embeddings of bigrams"):

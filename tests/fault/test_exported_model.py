@@ -148,8 +148,8 @@ class ExportedModel(FaultTest):
     def test_imports_of_the_python_files(self):
         """No version of transformers takes one of the files for a package that it has to ask for."""
         model = self.exported()
-        scaled, before = SOURCES / "modeling_nanorun_scaled.py", SOURCES / "modeling_nanorun_before.py"
-        for path in (model / "configuration_nanorun.py", model / "modeling_nanorun.py", scaled, before):
+        plain, scaled, before = (SOURCES / f"modeling_nanorun_{name}.py" for name in ("plain", "scaled", "before"))
+        for path in (model / "configuration_nanorun.py", model / "modeling_nanorun.py", plain, scaled, before):
             text = path.read_text()
             self.assertEqual(text, (SOURCES / path.name).read_text())
             for version, packages in imported_packages(text).items():
@@ -159,7 +159,8 @@ class ExportedModel(FaultTest):
         relative = r"^\s*from\s+\.(\S+)\s+import"
         self.assertEqual(re.findall(relative, (model / "modeling_nanorun.py").read_text(), re.M),
                          ["configuration_nanorun"])
-        self.assertEqual(re.findall(relative, scaled.read_text(), re.M), ["modeling_nanorun"])
+        for path in (plain, scaled):
+            self.assertEqual(re.findall(relative, path.read_text(), re.M), ["modeling_nanorun"])
         self.assertEqual(re.findall(relative, before.read_text(), re.M),
                          ["modeling_nanorun", "modeling_nanorun_scaled"])
 

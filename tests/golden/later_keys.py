@@ -20,7 +20,7 @@ LATER = {
     "optimizer": {
         "muon_momentum_cooldown": 0, "orthogonalisation": "newton_schulz", "muon_block_heads": 0, "normuon_beta": 0,
         "muon_decay": 0, "muon_truncates": False, "adam_epsilon_hat": False, "adam_period": 1,
-        "clip_norm": 0, "adam_master": "fp32", "adam_moments": "fp32", "muon_moments": "fp32", "matrix_rule": "muon",
+        "clip_norm": 0, "matrix_gradients": "fp32", "adam_master": "fp32", "adam_moments": "fp32", "muon_moments": "fp32", "matrix_rule": "muon",
         "decay_kind": "cautious", "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "lr_matrix": 0.0006,
         "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5, "slow_momentum": 0, "fast_momentum": 0.85,
         "momentum_mix": 1, "momentum_mix_from": 0,

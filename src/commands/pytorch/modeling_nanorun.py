@@ -185,17 +185,26 @@ class NanorunModel(PreTrainedModel, GenerationMixin):
         raise NotImplementedError
 
     def documents(self, input_ids):
-        """[batch, T]: their numbers."""
+        """[batch, T]: numbers of what attention stays within, documents or rows of a fixed length."""
+        if self.config.data.get("packing") == "rows":
+            position = torch.arange(input_ids.shape[1], device=input_ids.device)
+            return (position // self.config.data["row_length"]).expand(input_ids.shape)
         return (input_ids == self.config.bos_token_id).cumsum(1)
+
+    def head_logits(self, x):
+        """Of a stream x, before the softcap."""
+        return functional.linear(normalised(x, self.settings["norm_eps"]), self.head)
 
     def all_logits(self, input_ids):
         """[batch, T, padded vocabulary]"""
         settings = self.settings
-        logits = functional.linear(normalised(self.stream(input_ids), settings["norm_eps"]), self.head)
-        cap = settings["softcap"]
-        if settings.get("softcap_kind") == "sigmoid":
+        logits = self.head_logits(self.stream(input_ids))
+        cap, kind = settings["softcap"], settings.get("softcap_kind")
+        if kind == "sigmoid":
             return cap * torch.sigmoid((logits + settings["softcap_shift"]) / settings["softcap_width"])
-        return cap * torch.tanh(logits / cap)
+        if kind == "isru":
+            return cap * logits * torch.rsqrt(logits.square() + cap * cap)
+        return logits if kind == "none" else cap * torch.tanh(logits / cap)
 
     def forward(self, input_ids, labels=None, **unused):
         """Logits [batch, T, vocabulary]; with labels [batch, T], the same tokens as input_ids, also the mean loss of

@@ -64,6 +64,7 @@ void change(const Key& key, Config& config) {
 
 TEST(ExportedConfig, TableNamesTheKeysThatPythonReads) {
   Names read = keys_in(modeling_nanorun_py);
+  read.merge(keys_in(modeling_nanorun_plain_py));
   read.merge(keys_in(modeling_nanorun_scaled_py));
   read.merge(keys_in(modeling_nanorun_before_py));
   EXPECT_EQ(read, set_of(keys_read_by_python()));
@@ -76,7 +77,6 @@ TEST(ExportedConfig, KeysThatPythonDoesNotRead) {
   // model.residual chooses the Python file, and what yarn does is in rotary_frequencies and attention_scale.
   Names expected = set_of(keys_of_first_weights());
   expected.insert({"residual", "yarn", "yarn_last_window"});
-  expected.insert({"embedding_norm", "norm_gains", "biases", "head_bias"});  // of plain streams, which export refuses
   EXPECT_EQ(unread, expected);
   EXPECT_EQ(
       set_of(keys_of_first_weights()),
@@ -136,6 +136,25 @@ TEST_F(ExportedConfigFile, ComesBack) {
   const DescribedModel model = read_exported_config(path_);
   EXPECT_EQ(model.tokenizer.name, "gpt2");
   EXPECT_EQ(exported_config("other.h5", model.config, 0, 50256, model.tokenizer, ExportedType::fp32), text_);
+}
+
+TEST_F(ExportedConfigFile, RowsComeBack) {
+  Config config;
+  config.data.packing = Packing::rows;
+  config.data.row_length = 64;
+  text_ = exported_config("checkpoint.h5", config, 0, 50256, {"gpt2", 7}, ExportedType::fp32);
+  EXPECT_EQ(error_in(text_), "");
+  const Config read = read_exported_config(path_).config;
+  EXPECT_EQ(read.data.packing, Packing::rows);
+  EXPECT_EQ(read.data.row_length, 64);
+  EXPECT_EQ(error_with("\"rows\"", "\"stream\""), "data.packing = \"stream\": a model has \"rows\", or no data");
+  for (const std::string wrong : {"0", "100", "-64", "\"64\"", "1e30"}) {
+    EXPECT_NE(
+        error_with("\"row_length\": 64", "\"row_length\": " + wrong).find(": must divide max_position_embeddings"),
+        std::string::npos);
+  }
+  EXPECT_EQ(error_with("\"row_length\"", "\"rows\""), "data.rows: unknown key: correct its name, or remove it");
+  EXPECT_EQ(error_with("\"packing\": \"rows\",", ""), "lacks data.packing");
 }
 
 TEST_F(ExportedConfigFile, FieldsOfTransformersAreTaken) {

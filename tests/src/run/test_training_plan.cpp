@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/model/gradients.hpp"
 #include "src/run/plan_text.hpp"
 
 namespace nanorun {
@@ -108,6 +109,26 @@ TEST(PlanJson, MemoryAddsUp) {
   }
   EXPECT_EQ(memory["total"], sum);
   EXPECT_GT(memory["optimizer"], 0);
+}
+
+/// Matrices in bf16, the rest and those of one layer in fp32.
+TEST(Plan, CountsTheGradientsThatLieInMemory) {
+  for (Config config : {small_config(), scaled_config()}) {
+    const NodeLayout layout = NodeLayout::consecutive(1, 0);
+    const ParameterTable table(config.model);
+    const double wide = plan_of(config, table, layout).memory.gradients;
+    EXPECT_EQ(wide, static_cast<double>(table.gradient_size() * sizeof(kernels::acc_t<Real>)));
+    config.optimizer.matrix_gradients = StateFormat::bf16;
+    const TrainingPlan plan = plan_of(config, table, layout);
+    const double matrices = 3 * 4 * 64 * 64 + 4 * 8 * 64 * 64, layer = 12 * 64 * 64;
+    EXPECT_EQ(plan.memory.gradients,
+              wide - matrices * (sizeof(kernels::acc_t<Real>) - sizeof(Real)) + layer * sizeof(kernels::acc_t<Real>));
+    const Gradients<Real> gradients(config, table);
+    EXPECT_EQ(gradients.span().size() + gradients.matrices().size(), table.gradient_size());
+    EXPECT_EQ(plan.memory.gradients,
+              static_cast<double>(gradients.span().size_bytes() + gradients.matrices().size_bytes() +
+                                  gradients.spans().of_layer.size_bytes()));
+  }
 }
 
 TEST(PlanJson, WarningsAreToldFromNotes) {
