@@ -390,6 +390,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     const std::string command = chosen(app) ? " " + chosen(app)->get_name() : "";
     std::string problem = error.what();
+    // "--name: 1 required TYPE:CHECK missing"
+    if (problem.ends_with(" missing") && problem.find(": 1 required ") != std::string::npos)
+      problem = problem.substr(0, problem.find(": ")) + ": its value is missing";
     if (!chosen(app) && !app.remaining().empty()) {
       problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
     }
