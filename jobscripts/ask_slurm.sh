@@ -9,6 +9,7 @@
 ask_slurm() {
   command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
   local nanorun=$1 libraries offered about='' mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
+  local answer='' failed=0 with_gpus=''
   libraries=$(ldd "$nanorun" 2>/dev/null) || libraries='' # a container's program is a script
   if [[ -z ${SLURM_MPI_TYPE-} ]]; then
     offered=$(timeout 10 srun --mpi=list 2>&1) || offered=''
@@ -34,9 +35,11 @@ ask_slurm() {
   elif [[ $'\n'$about == *$'\n''cuda '* ]]; then
     on_gpus=1
   fi
+  answer=$(timeout 10 sinfo --noheader ${SBATCH_PARTITION:+"--partition=$SBATCH_PARTITION"} --format='%a|%P|%G' 2>&1) ||
+    failed=$?
   # Of the partitions that this user may use one with H100 or H200, else the default, else the first that fits.
   read -r partition is_default gpus < <(
-    timeout 10 sinfo --noheader ${SBATCH_PARTITION:+"--partition=$SBATCH_PARTITION"} --format='%a|%P|%G' 2>/dev/null |
+    printf '%s\n' "$answer" |
       awk -F '|' -v on_gpus=$on_gpus '
         $1 == "up" && (!on_gpus || match($3, /gpu:([^:,(]*:)?[0-9]+/)) {
           gpus = on_gpus ? substr($3, RSTART + 4, RLENGTH - 4) : ""
@@ -45,6 +48,17 @@ ask_slurm() {
         }
         END { print found }'
   ) || true
+  if [[ $failed == 124 ]]; then
+    echo "site.sh: Slurm does not answer: sinfo said nothing for 10 seconds; source this file again when it does, or" \
+      "set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE" >&2
+  elif [[ $failed != 0 ]]; then
+    echo "site.sh: Slurm does not answer: ${answer##*$'\n'}; run sinfo on a login node of the cluster, or set" \
+      "SBATCH_PARTITION and SBATCH_GPUS_PER_NODE" >&2
+  elif [[ -z $partition ]]; then
+    [[ $on_gpus == 0 ]] || with_gpus=' with GPUs'
+    echo "site.sh: sinfo shows no partition${SBATCH_PARTITION:+ $SBATCH_PARTITION}$with_gpus that is up; set" \
+      "SBATCH_PARTITION and SBATCH_GPUS_PER_NODE if there is one" >&2
+  fi
   chosen_partition='' chosen_gpus=''
   if [[ -z ${SBATCH_PARTITION-} && $is_default == 0 ]]; then
     export SBATCH_PARTITION=$partition && chosen_partition=$partition
@@ -52,6 +66,6 @@ ask_slurm() {
   if [[ -n $gpus && -z ${SBATCH_GPUS-}${SBATCH_GPUS_PER_NODE-}${SBATCH_GPUS_PER_TASK-}${SBATCH_GRES-} ]]; then
     export SBATCH_GPUS_PER_NODE=$gpus && chosen_gpus=$gpus
   fi
-  echo "site.sh: jobs run $nanorun, partition ${SBATCH_PARTITION:-${partition:-unknown}}," \
+  echo "site.sh: jobs run $nanorun, partition ${SBATCH_PARTITION:-${partition:-that sbatch chooses}}," \
     "GPUs of a node: ${SBATCH_GPUS_PER_NODE:-none}, srun --mpi=${SLURM_MPI_TYPE:-MpiDefault}" >&2
 }

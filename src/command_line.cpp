@@ -16,6 +16,7 @@
 #include "src/command_help.hpp"
 #include "src/config/config.hpp"
 #include "src/config/config_keys.hpp"
+#include "src/help_format.hpp"
 
 namespace nanorun {
 
@@ -45,7 +46,9 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
     if (rest == end && error == std::errc() && number >= min && number <= max) return "";
     return fmt::format("\"{}\": must be a whole number from {} to {}", excerpt(text), min, max);
   };
-  return {check, fmt::format("in [{} - {}]", min, max)};
+  // The limits of the type alone say nothing.
+  const bool any = min == 0 && max == std::numeric_limits<std::uint64_t>::max();
+  return {check, any ? "" : fmt::format("from {} to {}", min, max)};
 }
 
 /// A check that a text is a possible length of a sequence, which attention takes in whole blocks.
@@ -58,7 +61,7 @@ CLI::Validator sequence_length() {
     if (rest == end && error == std::errc() && number > 0 && number <= max_length && number % block == 0) return "";
     return fmt::format("\"{}\": must be a multiple of {} from {} to {}", excerpt(text), block, block, max_length);
   };
-  return {check, fmt::format("in [{} - {}]", block, max_length)};
+  return {check, fmt::format("from {} to {}", block, max_length)};
 }
 
 /// A check that a text is a number from 0 to `most`. CLI11's own check takes "nan".
@@ -70,7 +73,7 @@ CLI::Validator number_from_0_to(double most) {
     if (rest == end && error == std::errc() && number >= 0 && number <= most) return "";
     return fmt::format("\"{}\": must be a number from 0 to {}", excerpt(text), most);
   };
-  return {check, fmt::format("in [0 - {}]", most)};
+  return {check, fmt::format("from 0 to {}", most)};
 }
 
 /// The bytes that a text such as "80GiB" or "1.5 TB" says; empty where it says none.
@@ -118,6 +121,7 @@ void add_train(CLI::App& app, CommandLine& line) {
       ->add_option_function<std::string>(
           "--memory", [&line](const std::string& text) { line.memory = parse_bytes(text); },
           "Dry run: refuse what needs more memory on a rank, such as 80GiB")
+      ->type_name("BYTES")
       ->check(memory_fault)
       ->needs(dry_run);
   train
@@ -125,6 +129,7 @@ void add_train(CLI::App& app, CommandLine& line) {
                    "Dry run: predict the step by the machine.json of a scaling study; may be repeated, for stages")
       ->allow_extra_args(false)
       ->needs(dry_run)
+      ->type_name("FILE")
       ->check(file_fault);
   train->add_flag("--json", line.json, "Dry run: print its plan, with the tensors of the model, as JSON")
       ->needs(dry_run);
@@ -153,7 +158,9 @@ void add_shard(CLI::App& app, CommandLine& line) {
       ->required()
       ->check(output_fault);
   shard->add_option("INPUT", options.inputs, ".bin files, or text with --text or --tokenizer")->check(file_fault);
-  shard->add_option("--list", options.list, "File that names further inputs, one per line")->check(file_fault);
+  shard->add_option("--list", options.list, "File that names further inputs, one per line")
+      ->type_name("FILE")
+      ->check(file_fault);
   CLI::Option* text =
       shard->add_flag("--text", options.text, "Inputs are text: one document per file, one token per byte");
   CLI::Option* tokenizer =
@@ -161,13 +168,15 @@ void add_shard(CLI::App& app, CommandLine& line) {
           ->add_option(
               "--tokenizer", options.tokenizer,
               "Inputs are text: one document per file, in the tokens of this vocab.bpe, tokenizer.json or rank file")
+          ->type_name("FILE")
           ->check(file_fault)
           ->excludes(text);
   shard->add_option("--field", options.field, "Inputs are JSONL: one document per line, the string under this key")
+      ->type_name("KEY")
       ->check([](const std::string& key) { return key.empty() ? "\"\": an empty key" : ""; })
       ->needs(tokenizer);
-  CLI::Option* skip_bad = shard->add_flag(
-      "--skip-bad", options.skip_bad, "Pass over documents that cannot be encoded, and list them (with --tokenizer)");
+  CLI::Option* skip_bad =
+      shard->add_flag("--skip-bad", options.skip_bad, "Pass over documents that cannot be encoded, and list them");
   skip_bad->needs(tokenizer);
   CLI::Option* allow_invalid = shard->add_flag("--allow-invalid-utf8", options.allow_invalid_utf8,
                                                "Take text of which more than 0.5 % of the characters are not UTF-8");
@@ -215,6 +224,7 @@ void add_export(CLI::App& app, CommandLine& line) {
   to->add_option("--tokenizer", options.tokenizer,
                  "vocab.bpe, tokenizer.json or rank file that the model was trained with, to write for transformers "
                  "(checkpoints only)")
+      ->type_name("FILE")
       ->check(file_fault);
   to->add_flag("--force", options.force, "Write into a directory that is not empty, or replace a file");
 }
@@ -242,6 +252,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
   eval->add_option("CHECKPOINT", options.checkpoint, "Checkpoint of a run")->required()->check(file_fault);
   CLI::Option* data =
       eval->add_option("--data", options.data, "Token shards; without it the validation shards of the run")
+          ->type_name("FILE")
           ->check(file_fault);
   CLI::Option* tokens =
       eval->add_option("--tokens", options.tokens, "Tokens to read; without it validation.tokens of the run")
@@ -255,6 +266,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
   CLI::Option* tokenizer =
       eval->add_option("--tokenizer", options.tokenizer,
                        "Count bytes by this vocab.bpe, tokenizer.json or rank file, for the bits per byte")
+          ->type_name("FILE")
           ->check(file_fault);
   CLI::Option* head_scales =
       eval->add_flag("--head-scales", options.head_scales,
@@ -262,6 +274,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
   CLI::Option* hellaswag =
       eval->add_option("--hellaswag", options.hellaswag,
                        "Answer the questions of this file, llm.c's hellaswag_val.bin, instead of reading shards")
+          ->type_name("FILE")
           ->check(file_fault)
           ->excludes(data)
           ->excludes(tokens)
@@ -269,7 +282,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
           ->excludes(head_scales)
           ->excludes(allow_other);
   eval->add_option("--end-of-text", options.end_of_text,
-                   "Token that begins a document (--hellaswag only); without it that of bytes or of GPT-2")
+                   "Token that begins a document; without it that of bytes or of GPT-2")
       ->check(whole_number(0, 65535))
       ->needs(hellaswag);
 }
@@ -295,6 +308,7 @@ void add_sample(CLI::App& app, CommandLine& line) {
       ->add_option("--tokenizer", options.tokenizer,
                    "vocab.bpe, tokenizer.json or rank file that the model was trained with; without it a token is a "
                    "byte")
+      ->type_name("FILE")
       ->check(file_fault);
 }
 
@@ -345,6 +359,7 @@ void require_same_command(Comm& comm, const std::vector<std::string>& words) {
 CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
   CLI::App app("The NanoGPT speedrun recipe as an MPI batch application", "nanorun");
+  app.formatter(help_format());
   CLI::Option* version = app.set_version_flag("--version", build_name());
   bool all_versions = false;
   const CLI::Option* verbose =
@@ -375,6 +390,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   } catch (const CLI::ParseError& error) {
     const std::string command = chosen(app) ? " " + chosen(app)->get_name() : "";
     std::string problem = error.what();
+    // "--name: 1 required TYPE:CHECK missing"
+    if (problem.ends_with(" missing") && problem.find(": 1 required ") != std::string::npos)
+      problem = problem.substr(0, problem.find(": ")) + ": its value is missing";
     if (!chosen(app) && !app.remaining().empty()) {
       problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
     }

@@ -39,7 +39,7 @@ MAY_SEE = {
     "kernels/device/peer_memory.hpp": {"src/comm", "kernels/device"},
     "hdf5.h": {"src/storage"},
     "toml++/toml.h": {"src/config"},
-    "CLI/": {"src/command_line"},
+    "CLI/": {"src/command_line", "src/help_format"},
     "nlohmann/json.hpp": {"src/base", "src/tokenizer", "src/measure", "src/shard", "src/run", "src/commands"},
     "pcre2.h": {"src/tokenizer"},
     "dlfcn.h": {"src/base/early", "src/comm", "src/measure", "src/run/stop", "kernels/device/blas"},

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under PYTHONSAFEPATH
 
+import busy
 import program
 import tool
 from benchmark_file import FIXED, OWNED, OWNER, read_benchmark
@@ -73,6 +74,7 @@ class Run:
     arguments: tuple = ()  # arguments of the program
     code: int = 0  # exit code
     seconds: float = math.nan  # from start to end
+    load: float = math.nan  # threads that wanted a processor of this host meanwhile, as busy.Load has it
     times: list = field(default_factory=list)  # seconds of the timed steps
     summary: dict = field(default_factory=dict)
     loss: float = math.nan  # of the checked step
@@ -120,8 +122,9 @@ class Machine:
         """Starts a run and waits for its end."""
         tool.say(f"{run.name}: {run.steps} steps on {run.ranks} rank{'s' if run.ranks > 1 else ''}")
         begin = time.monotonic()
-        run.code = self.program.start(run.ranks, run.arguments, run.log, on_one_node=on_one_node)
-        run.seconds = time.monotonic() - begin
+        with busy.Load() as load:
+            run.code = self.program.start(run.ranks, run.arguments, run.log, on_one_node=on_one_node)
+        run.seconds, run.load = time.monotonic() - begin, load.threads
 
 
 def require_no_result(out):
@@ -281,6 +284,7 @@ def result(benchmark, machine, runs, given):
         "runs": [{"name": run.name, "ranks": run.ranks, "sequences": run.sequences, "steps": run.steps,
                   "exit_code": run.code, "seconds": run.seconds, "loss": finite(run.loss),
                   "gradient_norm": finite(run.gradient_norm)} for run in runs],
+        "busy": busy.signs([run.summary.get("processor_share") for run in runs], [run.load for run in runs]),
         "processors": processors(), "energy_source": first.summary.get("energy_source"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([SCRIPT, *sys.argv[1:]]),
@@ -413,7 +417,10 @@ def main():
     import machines
 
     verdict = found["verdict"] + (f": {found['why']}" if found["why"] else "")
-    tool.say("\n" + "\n\n".join((machines.text([machines.Result(path, found)]), merits(found), str(path), verdict)))
+    parts = [machines.text([machines.Result(path, found)]), merits(found), str(path), verdict]
+    if found["busy"]:
+        parts.insert(-1, f"busy machine, so the figures are lower than on an idle one: {found['busy']}")
+    tool.say("\n" + "\n\n".join(parts))
     return EXIT_CODES[found["verdict"]]
 
 

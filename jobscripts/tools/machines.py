@@ -122,6 +122,7 @@ FIGURES = {
     "efficiency against one node": node_efficiency,
     "slowest rank, above the mean": slowest,
     "memory of a rank": memory,
+    "busy machine": lambda r: str(r.facts.get("busy") or "—"),
     "timed": lambda r: f"{number(r.figure('timed_steps'), '.0f')} steps, {number(r.figure('timed_seconds'), '.1f')} s",
     "loss of the checked step": lambda r: loss(r)[0],
     "its reference": lambda r: loss(r)[1],

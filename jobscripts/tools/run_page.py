@@ -227,6 +227,8 @@ RULES = [
          "Write fewer (checkpoint.every), or to a faster file system (run.outputs)."),
     Rule("log, metrics and trace, of the time", 0.02, "%", lambda r: r.share("output"),
          "The output directory is slow: choose another file system (run.outputs)."),
+    Rule("time in which a rank had no processor", 0.1, "%", lambda r: 1 - r.figure("processor_share"),
+         "The processors do other work too: see what else runs on the hosts, and give each rank a core of its own."),
     Rule("start to end of step 1", 60, "s", lambda r: r.figure("time_to_first_step_seconds"),
          "The start is slow: look at the times of the first lines of the log."),
     Rule("steps 1.5 times as long as their neighbours", 0.05, "%", slow_steps,

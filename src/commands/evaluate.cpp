@@ -92,16 +92,6 @@ std::vector<std::uint64_t> bytes_of_tokens(const EvalOptions& options, const Che
   return bytes;
 }
 
-/// The largest magnitudes over all ranks.
-LmHeadMagnitudes over_all(Comm& comm, const LmHeadMagnitudes& of_rank) {
-  return {comm.all_reduce(of_rank.x, Reduce::max), comm.all_reduce(of_rank.w, Reduce::max),
-          comm.all_reduce(of_rank.g, Reduce::max)};
-}
-
-void raise(LmHeadMagnitudes& largest, const LmHeadMagnitudes& other) {
-  largest = {std::max(largest.x, other.x), std::max(largest.w, other.w), std::max(largest.g, other.g)};
-}
-
 /// Text on an operand of the LM head in FP8, whose largest finite value is `format`.
 std::string head_scale_line(const char* key, double magnitude, double format, double of_run) {
   const double fits = std::exp2(std::floor(std::log2(format / magnitude)));
@@ -109,13 +99,16 @@ std::string head_scale_line(const char* key, double magnitude, double format, do
                      fits, of_run);
 }
 
-/// The scale of g belongs to the loss of the run: the sum over the tokens, or the mean of scale_g_length ones.
-std::string head_scale_lines(const LmHeadMagnitudes& largest, const Config& config) {
+/// Collective. Text on the three operands, of which `of_rank` holds those of this rank's sequences. The scale of g
+/// belongs to the loss of the run: the sum over the tokens, or the mean of scale_g_length ones.
+std::string head_scale_lines(Comm& comm, const LmHeadMagnitudes& of_rank, double w, const Config& config) {
+  double xg[] = {of_rank.x, of_rank.g};
+  comm.all_reduce(std::span<double>(xg), Reduce::max);
   const LmHeadConfig& head = config.head;
   const double tokens = config.train.loss == LossSum::mean ? head.scale_g_length : 1;
-  return head_scale_line("head.scale_x", largest.x, 448, head.scale_x) +
-         head_scale_line("head.scale_w", largest.w, 448, head.scale_w) +
-         head_scale_line("head.scale_g", largest.g / tokens, 57344, head.scale_g);
+  return head_scale_line("head.scale_x", xg[0], 448, head.scale_x) +
+         head_scale_line("head.scale_w", w, 448, head.scale_w) +
+         head_scale_line("head.scale_g", xg[1] / tokens, 57344, head.scale_g);
 }
 
 }  // namespace
@@ -139,13 +132,12 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   const long step = header.progress.step;
   const int window = validation_windows(config, step).long_tokens;
   std::uint64_t bytes = 0;
-  LmHeadMagnitudes largest;
-  const double loss = validate(comm, trace, model, data, config, step, [&](const Sequence& sequence) {
+  const auto count = [&](const Sequence& sequence) {
     for (const Token target : sequence.targets) bytes += target < bytes_of.size() ? bytes_of[target] : 0;
-    if (options.head_scales) raise(largest, model.lm_head_magnitudes(trace, sequence, step));
-  });
+  };
+  LmHeadMagnitudes largest;
+  const double loss = validate(comm, trace, model, data, config, step, count, options.head_scales ? &largest : nullptr);
   bytes = comm.all_reduce(bytes, Reduce::sum);
-  largest = over_all(comm, largest);
 
   const auto tokens = static_cast<double>(config.validation.tokens);
   if (!std::isfinite(loss)) {
@@ -159,7 +151,7 @@ std::string evaluate(Context& context, const EvalOptions& options) {
     const double bits = loss / std::numbers::ln2 * tokens / static_cast<double>(bytes);
     text += fmt::format("bits per byte  {:.6g}\n", bits);
   }
-  if (options.head_scales) text += head_scale_lines(largest, config);
+  if (options.head_scales) text += head_scale_lines(comm, largest, model.largest_lm_head_weight(), config);
   return text;
 }
 

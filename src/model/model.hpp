@@ -31,12 +31,11 @@
 
 namespace nanorun {
 
-/// Largest magnitudes of what the LM head's products read.
+/// Largest magnitudes of what the LM head's products read, beside its weights.
 struct LmHeadMagnitudes {
   double x = 0;  ///< the norm before it
-  double w = 0;  ///< its weights
-  double g =
-      0;  ///< gradient of the sum of the tokens' losses, of the next token alone, by the logits before the softcap
+  /// Gradient of the sum of the tokens' losses, of the next token alone, by the logits before the softcap.
+  double g = 0;
 };
 
 template <class T>
@@ -76,17 +75,18 @@ class Model {
   /// Their collect() and share() end every step, and checkpoints hold their state().
   Fp8ScalesOf<T>& fp8_scales() { return fp8_scales_; }
 
-  // The next four evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
+  // The next three evaluate a sequence of validation.length tokens with the windows and angles of a step. The LM head
   // computes in working precision. Each waits for the device.
 
-  /// Mean loss of the next token.
-  double validate(Trace& trace, const Sequence& sequence, long step);
+  /// Mean loss of the next token. Raises `largest`, if given, to the magnitudes of this sequence.
+  double validate(Trace& trace, const Sequence& sequence, long step, LmHeadMagnitudes* largest = nullptr);
   /// Loss of the next token at each position [validation.length].
   std::vector<double> token_losses(Trace& trace, const Sequence& sequence, long step);
   /// Logits [vocabulary] of the token that follows token `last`. The tokens behind `last` do not matter.
   std::vector<double> next_logits(Trace& trace, std::span<const kernels::Token> tokens, long step, int last);
 
-  LmHeadMagnitudes lm_head_magnitudes(Trace& trace, const Sequence& sequence, long step);
+  /// Largest magnitude of the LM head's weights. Waits for the device.
+  double largest_lm_head_weight();
 
   /// Memory that holds nothing between the backward pass and the next forward pass.
   kernels::Workspace idle() const { return arena_.space(); }
@@ -103,6 +103,8 @@ class Model {
   kernels::Mat<const T> lm_head_input() const;
   kernels::Vec<const Gradient> lm_head_bias() const;
   DeviceSequence forward_evaluation(Trace& trace, const Sequence& sequence, long step);
+  void measure_lm_head(kernels::Vec<Gradient> maxima, kernels::Mat<const T> x,
+                       kernels::Vec<const kernels::Token> targets);
 
   void forward(Activations<T>& a, const Feed<T>& feed, const LayerHooks& hooks);
   void lm_head_forward_backward(Activations<T>& a, const DeviceSequence& sequence, long step, kernels::Output output);

@@ -1,7 +1,9 @@
 // Losses and logits of sequences that do not train.
 
+#include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <vector>
 
 #include "src/base/instantiate.hpp"
 #include "src/model/model.hpp"
@@ -12,6 +14,7 @@ namespace nanorun {
 
 using kernels::Mat;
 using kernels::Token;
+using kernels::Vec;
 
 namespace {
 
@@ -23,6 +26,26 @@ double to_double(T value) {
     return value;
   }
 }
+
+/// Largest magnitudes in the tensors' memory, 0 at first.
+template <class Number>
+class Maxima {
+ public:
+  Maxima(kernels::Stream stream, int count) : values_(count, "the largest magnitudes") {
+    ops::fill<Number>(stream, values_.span(), 0);
+  }
+  Vec<Number> device() { return values_.span(); }
+  /// Waits for the device.
+  std::vector<double> download(kernels::Stream stream) {
+    HostView<Number> host(values_.span());
+    host.download(stream);
+    ops::synchronize(stream);
+    return {host.span().begin(), host.span().end()};
+  }
+
+ private:
+  TensorArena<Number> values_;
+};
 
 }  // namespace
 
@@ -47,11 +70,29 @@ Mat<const T> Model<T>::lm_head_input() const {
   return gains_.forward(stream_, validation_, validation_.final_norm.n, "final_gain");
 }
 
+/// Raises maxima[0] and maxima[1] to the largest magnitudes of the LM head's input x and of its gradient.
 template <class T>
-double Model<T>::validate(Trace& trace, const Sequence& sequence, long step) {
+void Model<T>::measure_lm_head(Vec<Gradient> maxima, Mat<const T> x, Vec<const Token> targets) {
+  const ops::Magnitude<T> of_x{&maxima.data()[0], x};
+  ops::max_magnitude<T>(stream_, {&of_x, 1});
+  kernels::LmHeadOptions options = evaluation_lm_head_options();
+  options.loss_scale = 1;
+  ops::lm_head_largest_gradient<T>(stream_, &maxima.data()[1], x, parameters_.weight("head"), targets, options,
+                                   validation_.workspace, lm_head_bias());
+}
+
+template <class T>
+double Model<T>::validate(Trace& trace, const Sequence& sequence, long step, LmHeadMagnitudes* largest) {
   const DeviceSequence fed = forward_evaluation(trace, sequence, step);
-  ops::lm_head_loss_forward<T>(stream_, loss_.device(), lm_head_input(), parameters_.weight("head"), fed.targets,
+  const Mat<const T> x = lm_head_input();
+  ops::lm_head_loss_forward<T>(stream_, loss_.device(), x, parameters_.weight("head"), fed.targets,
                                evaluation_lm_head_options(), validation_.workspace, lm_head_bias());
+  if (largest) {
+    Maxima<Gradient> maxima(stream_, 2);
+    measure_lm_head(maxima.device(), x, fed.targets);
+    const std::vector<double> found = maxima.download(stream_);
+    *largest = {std::max(largest->x, found[0]), std::max(largest->g, found[1])};
+  }
   validation_uploader_.release(stream_);
   loss_.collect(stream_);
   ops::synchronize(stream_);
@@ -90,22 +131,11 @@ std::vector<double> Model<T>::next_logits(Trace& trace, std::span<const Token> t
 }
 
 template <class T>
-LmHeadMagnitudes Model<T>::lm_head_magnitudes(Trace& trace, const Sequence& sequence, long step) {
-  const DeviceSequence fed = forward_evaluation(trace, sequence, step);
-  const Mat<const T> x = lm_head_input(), w = parameters_.weight("head");
-  const TensorArena<Gradient> maxima(3, "the largest magnitudes");
-  ops::fill<Gradient>(stream_, maxima.span(), 0);
-  const ops::Magnitude<T> operands[] = {{&maxima.data()[0], x}, {&maxima.data()[1], w}};
-  ops::max_magnitude<T>(stream_, operands);
-  kernels::LmHeadOptions options = evaluation_lm_head_options();
-  options.loss_scale = 1;
-  ops::lm_head_largest_gradient<T>(stream_, &maxima.data()[2], x, w, fed.targets, options, validation_.workspace,
-                                   lm_head_bias());
-  validation_uploader_.release(stream_);
-  HostView<Gradient> host(maxima.span());
-  host.download(stream_);
-  ops::synchronize(stream_);
-  return {host.span()[0], host.span()[1], host.span()[2]};
+double Model<T>::largest_lm_head_weight() {
+  Maxima<Gradient> maximum(stream_, 1);
+  const ops::Magnitude<T> of_w{maximum.device().data(), parameters_.weight("head")};
+  ops::max_magnitude<T>(stream_, {&of_w, 1});
+  return maximum.download(stream_)[0];
 }
 
 NANORUN_INSTANTIATE(class Model);

@@ -2,7 +2,9 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
+#include <ctime>
 #include <span>
 #include <utility>
 
@@ -26,6 +28,13 @@ std::uint64_t peak_memory_bytes() {
 
 }  // namespace
 
+double thread_seconds() {
+  timespec time{};
+  return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0
+             ? static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec)
+             : 0;
+}
+
 StepRecords::StepRecords(RunSetup& run, const GpuMonitor& gpus, EnergyMeter& energy)
     : run_(run),
       context_(run.context),
@@ -43,10 +52,11 @@ std::optional<double> StepRecords::mfu(double flops, double seconds) const {
   return peak > 0 ? std::optional(flops / peak) : std::nullopt;
 }
 
-void StepRecords::record_step(const Progress& progress, double seconds, double gradient_norm,
+void StepRecords::record_step(const Progress& progress, double seconds, double processor_seconds, double gradient_norm,
                               const LevelTraffic& sent) {
   const long done = progress.step, step = done - 1;
   run_seconds_ += seconds;
+  run_thread_seconds_ += processor_seconds;
   time_left_.add_step(seconds);
   const auto tokens = static_cast<double>(step_tokens(config_, step));
   const double flops = config_.train.sequences * flops_.per_sequence(step);
@@ -131,6 +141,11 @@ RunSummary StepRecords::write_summary(const Progress& progress, double train_los
   }
   summary.time_to_first_step = time_to_first_step_;
   summary.sent = most_sent();
+  if (ops::on_host) {
+    const double share = run_seconds_ > 0 ? std::min(run_thread_seconds_ / run_seconds_, 1.0) : 1;
+    const double least = comm.all_reduce(share, Reduce::min);
+    if (run_seconds_ > 0) summary.processor_share = least;
+  }
   const std::uint64_t memory = peak_memory_bytes();
   summary.peak_memory = comm.all_reduce(memory, Reduce::max);
   summary.peak_memory_total = comm.all_reduce(memory, Reduce::sum);

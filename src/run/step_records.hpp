@@ -18,14 +18,18 @@
 
 namespace nanorun {
 
+/// Processor time of this thread so far, in seconds.
+double thread_seconds();
+
 class StepRecords {
  public:
   /// If a look at the GPUs is due in a step, `gpus` must have looked before record_step().
   StepRecords(RunSetup& run, const GpuMonitor& gpus, EnergyMeter& energy);
 
-  /// Keeps the metrics of the last step of `progress`, which took `seconds` and in which this rank has sent `sent`;
-  /// write_step() writes them.
-  void record_step(const Progress& progress, double seconds, double gradient_norm, const LevelTraffic& sent);
+  /// Keeps the metrics of the last step of `progress`, which took `seconds`, of which this thread had a processor for
+  /// `processor_seconds`, and in which this rank has sent `sent`; write_step() writes them.
+  void record_step(const Progress& progress, double seconds, double processor_seconds, double gradient_norm,
+                   const LevelTraffic& sent);
   /// Whether a step, counted from 1, has a progress line however fast the steps are.
   bool due(long step) const {
     return step % config_.run.log_every == 0 || step == config_.train.steps || step == first_step_ + 1;
@@ -58,10 +62,11 @@ class StepRecords {
   std::vector<std::string> lines_;        ///< and what follows its line
   TimeLeft time_left_;
   std::optional<double> validation_loss_;
-  double run_seconds_ = 0;  ///< time of the steps of this program run
-  double run_flops_ = 0;    ///< FLOPs of these steps
-  double run_6nd_ = 0;      ///< Flops::per_sequence_6nd() of these steps
-  LevelTraffic sent_;       ///< what this rank has sent in these steps
+  double run_seconds_ = 0;         ///< time of the steps of this program run
+  double run_thread_seconds_ = 0;  ///< processor time of this thread in these steps
+  double run_flops_ = 0;           ///< FLOPs of these steps
+  double run_6nd_ = 0;             ///< Flops::per_sequence_6nd() of these steps
+  LevelTraffic sent_;              ///< what this rank has sent in these steps
   double time_to_first_step_ = 0;
   double last_line_ = 0;
 };

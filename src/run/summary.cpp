@@ -116,6 +116,7 @@ std::string summary_json(const RunSummary& s) {
     if (s.energy.gpus && s.energy.processors) json["processor_joules"] = *s.energy.processors;
   }
   json["time_to_first_step_seconds"] = s.time_to_first_step;
+  if (s.processor_share) json["processor_share"] = *s.processor_share;
   json["peak_memory_bytes"] = s.peak_memory;
   json["peak_memory_bytes_all_ranks"] = s.peak_memory_total;
   if (s.peak_device_memory > 0) json["peak_device_memory_bytes"] = s.peak_device_memory;

@@ -31,6 +31,9 @@ struct RunSummary {
   double peak_flops = 0;          ///< of all GPUs, per second, by which both divide; 0 where it is not known
   Energy energy;                  ///< of these steps without the first
   double time_to_first_step = 0;
+  /// CPU build: part of run_seconds in which the thread of a rank that starts the ops had a processor, on the rank that
+  /// had least. It waits for messages on the processor too.
+  std::optional<double> processor_share;
   LevelTraffic sent;              ///< gradients and weights in these steps, each number on the rank that sent most
   std::uint64_t peak_memory = 0;  ///< host memory of the rank that used most, in bytes
   std::uint64_t peak_memory_total = 0;  ///< summed over the ranks

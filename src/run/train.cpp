@@ -178,6 +178,7 @@ void Training::record_failure(const Error& error) {
 
 void Training::train_step() {
   step_begin_ = context_.seconds_since_start();
+  const double thread_begin = thread_seconds();
   const Batch batch = ahead_;
   const LevelTraffic before = learner_.tensor_comm.sent();
   {
@@ -197,7 +198,8 @@ void Training::train_step() {
   progress_.train_loss = loss_;
   progress_.cursor = batch.after;
   progress_.step += 1;
-  step_records_.record_step(progress_, seconds, gradient_norm_, learner_.tensor_comm.sent() - before);
+  step_records_.record_step(progress_, seconds, thread_seconds() - thread_begin, gradient_norm_,
+                            learner_.tensor_comm.sent() - before);
   if (step_records_.due(progress_.step)) record_saturation();
   run_.trace->end_step(static_cast<double>(step_tokens(config_, progress_.step - 1)), loss_);
 }

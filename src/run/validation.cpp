@@ -8,7 +8,7 @@
 namespace nanorun {
 
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
-                const std::function<void(const Sequence& sequence)>& seen) {
+                const std::function<void(const Sequence& sequence)>& seen, LmHeadMagnitudes* largest) {
   std::vector<Token> row(config.validation.length + 1);
   std::vector<double> losses(data.validation_starts.size());  // added up in the order of the stream on any rank count
   ShardReader reader;
@@ -22,7 +22,7 @@ double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& dat
       const Sequence sequence = Sequence::of(row);
       const auto work = comm.watch_work();
       if (seen) seen(sequence);
-      losses[j] = model.validate(trace, sequence, step);
+      losses[j] = model.validate(trace, sequence, step, largest);
     }
   });
   comm.all_reduce(std::span(losses), Reduce::sum);

@@ -14,8 +14,9 @@ namespace nanorun {
 
 /// Collective. Mean loss of the validation sequences with the model before `step`. The ranks share the sequences; the
 /// losses are summed in the order of the sequences, whatever the number of ranks. `seen` is called with each of this
-/// rank's sequences. Throws Error(data) on all ranks alike where a sequence cannot be read.
+/// rank's sequences, and `largest`, if given, raised to their magnitudes. Throws Error(data) on all ranks alike where a
+/// sequence cannot be read.
 double validate(Comm& comm, Trace& trace, Model<Real>& model, const RunData& data, const Config& config, long step,
-                const std::function<void(const Sequence& sequence)>& seen = {});
+                const std::function<void(const Sequence& sequence)>& seen = {}, LmHeadMagnitudes* largest = nullptr);
 
 }  // namespace nanorun

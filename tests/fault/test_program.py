@@ -64,6 +64,7 @@ class Program(FaultTest):
         self.assertAlmostEqual(tokens / summary["tokens"], 1, delta=1e-6)
         self.assertTrue(0 < summary["time_to_first_step_seconds"] < elapsed)
         self.assertTrue(0 < summary["train_seconds"] < elapsed)
+        self.assertTrue(0 < summary["processor_share"] <= 1)
         self.assertGreater(summary["peak_memory_bytes"], 2 * 4 * PARAMETERS)  # weights and gradients
         self.assertLess(summary["peak_memory_bytes"], summary["peak_memory_bytes_all_ranks"])
         self.assertLessEqual(summary["peak_memory_bytes_all_ranks"], RANKS * summary["peak_memory_bytes"])

@@ -122,7 +122,7 @@ class Completion(installed.Installed):
             options = re.findall(r"^  (?:-h,)?(--[a-z0-9-]+)", listed, re.MULTILINE)
             self.assertEqual(sorted(self.complete(" ".join(["nanorun", *words, "--"]))), sorted(options), command)
             # An option that takes a value is followed by the value's type.
-            for option, takes in re.findall(r"^  (--[a-z0-9-]+)( TEXT| U?INT| FLOAT)?", listed, re.MULTILINE):
+            for option, takes in re.findall(r"^  (--[a-z0-9-]+)( [A-Z]+)?", listed, re.MULTILINE):
                 if takes:
                     self.assertEqual(self.complete(" ".join(["nanorun", *words, option, "--"])), [], option)
 

@@ -135,17 +135,37 @@ class AskSlurm(Script):
         self.assertFalse((self.stubs / "asked").exists())
 
     def test_without_slurm(self):
-        """Also where a command of Slurm fails."""
+        """Also where a command of Slurm fails, or does not end."""
+        jobs = f"site.sh: jobs run {self.program}, partition that sbatch chooses, GPUs of a node: none, srun --mpi=MpiDefault\n"
         for name in ("srun", "sinfo"):
-            self.write_stub(name, "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1\n")
+            self.write_stub(name, "#!/bin/sh\necho 'sinfo: error: first' >&2\necho 'slurm_load_partitions: no contact' >&2\n"
+                                  "exit 1\n")
         self.assertEqual(self.source(), ("", "", ""))
-        self.assertIn("partition unknown, GPUs of a node: none, srun --mpi=MpiDefault\n", self.said)
+        self.assertEqual(self.said, "site.sh: Slurm does not answer: slurm_load_partitions: no contact; run sinfo on a login "
+                                    "node of the cluster, or set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE\n" + jobs)
+        self.write_stub("timeout", "#!/bin/sh\nshift\n[ $1 = sinfo ] && exit 124\nexec \"$@\"\n")
+        self.assertEqual(self.source(), ("", "", ""))
+        self.assertEqual(self.said, "site.sh: Slurm does not answer: sinfo said nothing for 10 seconds; source this file again "
+                                    "when it does, or set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE\n" + jobs)
+        (self.stubs / "timeout").unlink()
         path = self.top / "path"
         path.mkdir()
         for name in ("bash", "dirname", "env"):
             (path / name).symlink_to(shutil.which(name))
         self.assertEqual(self.source(PATH=str(path)), ("", "", ""))
         self.assertEqual(self.said, "")
+
+    def test_no_partition_fits(self):
+        what_to_do = "that is up; set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE if there is one\n"
+        for about, partitions, settings, kind in (
+                (CUDA, "up|cpu*|(null)\n", {}, " with GPUs"), (CPU, "down|cpu*|(null)\n", {}, ""),
+                (CPU, "down|big|(null)\nup|cpu*|(null)\n", {"SBATCH_PARTITION": "big"}, " big")):
+            self.answer(about=about, partitions=partitions)
+            self.source(**settings)
+            self.assertTrue(self.said.startswith(f"site.sh: sinfo shows no partition{kind} {what_to_do}"), self.said)
+        self.answer(about=CPU, partitions="up|cpu*|(null)\n")
+        self.source()
+        self.assertEqual(self.said.count("\n"), 1)
 
     def test_zsh(self):
         if shutil.which("zsh") is None:

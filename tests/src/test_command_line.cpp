@@ -213,7 +213,26 @@ TEST(CommandLine, HelpEndsWithExamples) {
   }
 }
 
+TEST(CommandLine, HelpSaysInWordsWhatOptionsTake) {
+  const auto has = [](const char* command, const std::string& words) {
+    const std::string help = parse_command_line({command, "--help"}).text;
+    const std::string in_a_line = std::regex_replace(help, std::regex("\\s+"), " ");  // whatever the columns
+    EXPECT_NE(in_a_line.find(" " + words + " "), std::string::npos) << words << " is not in\n" << help;
+  };
+  has("train", "Arguments: DECK TOML file, or /dev/stdin; nanorun keys lists its keys OVERRIDE");
+  has("train",
+      "--ranks N Dry run for this many ranks, whatever number runs it; from 1 to 1048576; only with --dry-run");
+  has("sample", "--temperature X 0: always the likeliest token; from 0 to 100; by default 1 --top-k");
+  has("shard", "--seed N Of the synthetic source; by default 0; only with --synthetic");
+  has("shard",
+      "--text Inputs are text: one document per file, one token per byte; not with --end-of-text, --synthetic, "
+      "--tokenizer or --vocabulary");
+  has("eval", "--data FILE... Token shards; without it the validation shards of the run; not with --hellaswag");
+}
+
 TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
+  EXPECT_EQ(usage_error_of({"eval", "c.h5", "--tokens"}), "--tokens: its value is missing; see nanorun eval --help");
+  EXPECT_EQ(usage_error_of({"shard", "out", "--list"}), "--list: its value is missing; see nanorun shard --help");
   EXPECT_EQ(usage_error_of({}), "A subcommand is required; see nanorun --help");
   EXPECT_EQ(usage_error_of({"trian", "d.toml"}),
             "\"trian\" is not one of the subcommands train, shard, export, import, verify, info, eval, sample, keys; "

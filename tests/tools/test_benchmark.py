@@ -8,12 +8,14 @@ import math
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 from support import ROOT, Page, ToolTest, small_run
 
 import benchmark
+import busy
 import deadline
 import machines
 import program
@@ -359,6 +361,46 @@ class Work(BenchmarkTest):
                 self.assertEqual((output, error.count("\n"), found), ("", 1, None), error)
                 self.assertTrue(error.startswith("benchmark.sh: "), error)
                 self.assertIn(why, error)
+
+
+class BusyMachine(BenchmarkTest):
+    def test_signs(self):
+        idle = [([0.97, 0.9], [2.5]), ([None], [2.6, math.nan]), ([], []), ([None, 1.0], [math.nan])]
+        for shares, loads in idle:
+            self.assertEqual(busy.signs(shares, loads, 2), "")
+        self.assertEqual(busy.signs([0.97, 0.524, None], [2.0], 2), "a rank had a processor for 52 % of its steps' time")
+        self.assertEqual(busy.signs([None], [1.5, 2.7], 2), "2.7 threads wanted the 2 processors of this host")
+        self.assertEqual(busy.signs([0.4], [5.0], 1), "a rank had a processor for 40 % of its steps' time and 5.0 "
+                                                      "threads wanted the 1 processor of this host")
+        self.assertEqual(busy.signs([], [200.0], 192), "")
+
+    def test_threads_that_run_are_counted(self):
+        spinning = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(3)]
+        try:
+            with busy.Load() as load:
+                time.sleep(4 * busy.PERIOD)
+        finally:
+            for process in spinning:
+                process.kill()
+                process.wait()
+        self.assertGreaterEqual(load.threads, 3)
+        with busy.Load() as load:
+            pass
+        self.assertTrue(math.isnan(load.threads))
+
+    def test_a_busy_machine_does_not_change_the_verdict(self):
+        """Other work on the processor that both ranks have."""
+        first = min(os.sched_getaffinity(0))
+        other = subprocess.Popen(["taskset", "-c", str(first), "sh", "-c", "while :; do :; done"])
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        kept = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {first})
+        self.addCleanup(os.sched_setaffinity, 0, kept)
+        said, _, found = self.bench("--ranks", 2, size="small")
+        self.assertRegex(said, r"\n\nbusy machine, so the figures .*: a rank had a processor for \d+ % .*\n\nPASSED\n$")
+        self.assertEqual(found["verdict"], "PASSED")
+        self.assertIn(f"busy machine                  {found['busy']}\n", said)
 
 
 class SideBySide(BenchmarkTest):

@@ -84,6 +84,7 @@ class Rules(RunPageTest):
             "checkpoints, of the time": lambda x: {"phases": times(checkpoint=0.158 * x)},
             "log, metrics and trace, of the time": lambda x: {"phases": times(output=0.0613 * x)},
             "start to end of step 1": lambda x: {"time_to_first_step_seconds": 60.1 * x},
+            "time in which a rank had no processor": lambda x: {"processor_share": 1 - 0.101 * x},
             "looks that found a GPU hot or short of power": lambda x: {
                 "gpus": [gpu(), gpu(hw_thermal_slowdown=int(51 * x))], "gpu_looks": 1000},
             "lowest clock of a GPU below the median": lambda x: {

@@ -233,6 +233,29 @@ TEST(Model, NextLogitsGiveTheLoss) {
   EXPECT_EQ(model.validate(f.trace, Sequence::of(f.tokens), 0), f.loss(128));
 }
 
+TEST(Model, ValidationMeasuresWhatTheLmHeadReads) {
+  Config config = record21_features();
+  config.window.first = config.window.last = 128;
+  Fixture f(config);
+  f.disturb();
+  const Parameter& head = f.table.find("head");
+  double w = 0;
+  for (std::size_t i = 0; i < head.size(); ++i) w = std::max(w, std::abs(f.weight(head, i)));
+  EXPECT_EQ(f.model.largest_lm_head_weight(), w);
+
+  LmHeadMagnitudes found;
+  EXPECT_EQ(f.model.validate(f.trace, Sequence::of(f.tokens), 0, &found), f.loss(128));
+  EXPECT_GE(found.x, 1 - 1e-12);  // the rows' mean square is 1
+  EXPECT_LT(found.x, std::sqrt(config.model.width));
+  EXPECT_GT(found.g, 0.1);
+  EXPECT_LE(found.g, 1);  // the slope of the softcap
+
+  LmHeadMagnitudes raised{.x = 100, .g = 0};
+  f.model.validate(f.trace, Sequence::of(f.tokens), 0, &raised);
+  EXPECT_EQ(raised.x, 100);
+  EXPECT_EQ(raised.g, found.g);
+}
+
 Config with_fp8_mlp(Config config) {
   config.train.mlp_precision = MlpPrecision::fp8;
   return config;

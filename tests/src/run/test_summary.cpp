@@ -141,6 +141,13 @@ TEST(Summary, HasWhatRanksHaveSentInAStep) {
   EXPECT_FALSE(json::parse(summary_json(summary)).contains("sent"));
 }
 
+TEST(Summary, SaysWhatARankHadOfAProcessor) {
+  RunSummary summary{};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("processor_share"));
+  summary.processor_share = 0.75;
+  EXPECT_EQ(json::parse(summary_json(summary))["processor_share"], 0.75);
+}
+
 TEST(Summary, SaysWhatDataItIsOf) {
   RunSummary summary{};
   EXPECT_FALSE(json::parse(summary_json(summary)).contains("data"));
