@@ -103,6 +103,12 @@ TEST(CudaWire, AddsAsPortableDoes) {
   }
 }
 
+test::Vector<bf16> rounded(const test::Vector<float>& values) {
+  test::Vector<bf16> result;
+  for (const float value : values) result.push_back(test::from_float<bf16>(value));
+  return result;
+}
+
 /// Gradients in bf16: the messages are those of the same values in fp32, in bf16 where the wire changes nothing, and
 /// the sum is that in fp32, rounded.
 void compare_bf16(const Wire& wire, std::size_t n, std::size_t first) {
@@ -114,7 +120,7 @@ void compare_bf16(const Wire& wire, std::size_t n, std::size_t first) {
   const DeviceVector<std::byte> device_messages(messages.size());
   for (int k = 0; k < count; ++k) {
     test::Vector<float> x = all_sorts(n + first, k);
-    const DeviceVector<bf16> device_x(test::convert<bf16>(x));
+    const DeviceVector<bf16> device_x(rounded(x));
     portable::round_as_bf16<float>({}, x);
     portable::encode<float>({}, messages.data() + k * stride, std::span(x).subspan(first), on_host);
     cuda::encode<bf16>({}, device_messages.data() + k * stride, {device_x.data() + first, n}, wire);
@@ -125,7 +131,7 @@ void compare_bf16(const Wire& wire, std::size_t n, std::size_t first) {
     ASSERT_TRUE(same || is_nan_code(&messages[i * bytes], on_host.format)) << i;
   }
   test::Vector<float> sum(n + first + 1, 0.25f);
-  const DeviceVector<bf16> device_sum(test::convert<bf16>(sum));
+  const DeviceVector<bf16> device_sum(rounded(sum));
   portable::add_decoded<float>({}, std::span(sum).subspan(first, n), messages.data(), count, stride, on_host);
   portable::round_as_bf16<float>({}, sum);
   cuda::add_decoded<bf16>({}, {device_sum.data() + first, n}, device_messages.data(), count, stride, wire);
