@@ -13,7 +13,8 @@
 //   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N], of bf16 only
 //   static constexpr bool last_rows_first;  the order of the tiles: where the operand was written from its first row to
 //                                          its last, L2 still holds the last
-//   static constexpr bool stages_rows;     whether the epilogue has shared memory, WarpTile::staged; without it one more
+//   static constexpr bool stages_rows;     whether the epilogue has shared memory, WarpTile::staged; without it one
+//   more
 //                                          k-tile is loaded ahead
 //   void begin(WarpTile&) const;           starts loads for the epilogue, before the tile's first k-tile
 //   void epilogue(WarpTile&, Fragment& sums) const;  stores what it makes of the accumulator's next 64 rows
@@ -32,7 +33,7 @@ namespace nanorun::kernels::cuda::fused {
 constexpr int part_rows = 64;                                              // rows of one wgmma
 constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
 constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
-constexpr int cluster = 2;  // thread blocks, which share a
+constexpr int cluster = 2;                                                 // thread blocks, which share a
 constexpr int consumers = 2;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // warps of the consumers, and rows of each

@@ -120,10 +120,10 @@ void emulate(Mat<float> x, const PolarIteration& iteration) {
 }
 
 /// Where many directions share the error, emulations whose sums have other roundings are equally far from the exact
-/// polynomial, within 1 %, and apart by up to 0.8 of this distance, as a rounding that falls the other way is multiplied
-/// by the steps behind it. With parallel rows one direction has most of the error, and one rounding decides: of six
-/// matrices of 768 x 3072, emulations in single and double precision are 0.0011 to 0.0070 off, by up to four times as
-/// much as each other.
+/// polynomial, within 1 %, and apart by up to 0.8 of this distance, as a rounding that falls the other way is
+/// multiplied by the steps behind it. With parallel rows one direction has most of the error, and one rounding decides:
+/// of six matrices of 768 x 3072, emulations in single and double precision are 0.0011 to 0.0070 off, by up to four
+/// times as much as each other.
 void expect_gram_iteration(Values values, double largest_error) {
   for (const Shapes& shapes : batches) {
     const test::Vector<float> x = values_of(shapes, values);

@@ -52,7 +52,7 @@ def small(deck):
     if train.get("extension_steps"):
         keys["train.extension_steps"] = 2
     if train.get("untie_step", 0) > 0:
-        keys["train.untie_step"] = steps_of(deck) // 2 - 1
+        keys["train.untie_step"] = steps_of(deck) // 2 - 1 | 1  # Adam updates in every other step
     if deck["data"].get("packing") == "rows":
         return keys | {"train.length": LENGTH, "data.row_length": ROW, "window.first": ROW, "window.last": ROW}
     if "stage" not in deck:
@@ -62,6 +62,8 @@ def small(deck):
         keys |= {f"stage.{i}.length": 256 + 128 * (i > 1), f"stage.{i}.longest_document": 0,
                  f"stage.{i}.short_window": 16 * (i + 1), f"stage.{i}.long_window": 40 * (i + 1), f"stage.{i}.prefix": 0,
                  f"stage.{i}.prefix_end": 0, f"stage.{i}.attention_document": 0}
+        if deck["stage"][i].get("candidates"):
+            keys[f"stage.{i}.candidates"] = 256
     return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 80 + 40 * len(deck["stage"])}
 
 

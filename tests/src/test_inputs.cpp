@@ -56,7 +56,7 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 9);
+  EXPECT_EQ(decks, 10);
 }
 
 TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {
