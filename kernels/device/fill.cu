@@ -71,11 +71,7 @@ __global__ void __launch_bounds__(block_threads) add_kernel(Mat<T> out, Mat<cons
     const Vector<float, 8> term = load_floats<8>(x.row(row) + col);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum.v[i] += term.v[i];
-    if constexpr (std::is_same_v<T, float>) {
-      store_vector(to, sum);
-    } else {
-      store_rounded(to, sum);
-    }
+    store_rounded(to, sum);
   }
 }
 

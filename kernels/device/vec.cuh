@@ -131,6 +131,10 @@ template <int N>
 __device__ void store_rounded(bf16* p, const Vector<float, N>& x) {
   store_vector(p, round_to_bf16(x));
 }
+template <int N>
+__device__ void store_rounded(float* p, const Vector<float, N>& x) {
+  store_vector(p, x);
+}
 
 __device__ inline float dot(const Vector<float, 8>& a, const Vector<float, 8>& b) {
   float sum = 0;

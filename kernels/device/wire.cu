@@ -76,11 +76,7 @@ struct AddDecoded {
 #pragma unroll
       for (int j = 0; j < W; ++j) total.v[j] += codec.decode(codes.v[j]);
     }
-    if constexpr (std::is_same_v<A, float>) {
-      store_vector(sum + i, total);
-    } else {
-      store_rounded(sum + i, total);
-    }
+    store_rounded(sum + i, total);
   }
 };
 

@@ -14,8 +14,7 @@
 //   static constexpr bool last_rows_first;  the order of the tiles: where the operand was written from its first row to
 //                                          its last, L2 still holds the last
 //   static constexpr bool stages_rows;     whether the epilogue has shared memory, WarpTile::staged; without it one
-//   more
-//                                          k-tile is loaded ahead
+//                                          k-tile more is loaded ahead
 //   void begin(WarpTile&) const;           starts loads for the epilogue, before the tile's first k-tile
 //   void epilogue(WarpTile&, Fragment& sums) const;  stores what it makes of the accumulator's next 64 rows
 // All lanes call both.

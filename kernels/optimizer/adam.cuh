@@ -35,10 +35,10 @@ struct AdamElements {
   /// Where the weights are the masters, copy is w itself.
   template <class T, class A, class M>
   __device__ void store(A* w, T* copy, M* m, M* v) const {
-    store_as(m, mean);
-    store_as(v, square);
-    store_as(w, weight);
-    if constexpr (!std::is_same_v<T, A>) store_as(copy, weight);
+    store_rounded(m, mean);
+    store_rounded(v, square);
+    store_rounded(w, weight);
+    if constexpr (!std::is_same_v<T, A>) store_rounded(copy, weight);
   }
 
  private:
@@ -59,9 +59,6 @@ struct AdamElements {
       }
     }
   }
-
-  static __device__ void store_as(float* p, const Vector<float, W>& x) { store_vector(p, x); }
-  static __device__ void store_as(bf16* p, const Vector<float, W>& x) { store_rounded(p, x); }
 };
 
 /// Whether an element is not zero.

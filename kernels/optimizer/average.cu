@@ -37,11 +37,7 @@ struct BlendAverage {
     const Vector<float, W> mean = load_vector<W>(average + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) weight.v[k] = rest * weight.v[k] + share * mean.v[k];
-    if constexpr (std::is_same_v<T, float>) {
-      store_vector(w + i, weight);
-    } else {
-      store_rounded(w + i, weight);
-    }
+    store_rounded(w + i, weight);
   }
 };
 

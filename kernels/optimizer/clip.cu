@@ -39,11 +39,7 @@ struct ScaleGradients {
     Vector<float, W> x = load_floats<W>(g + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) x.v[k] *= f;
-    if constexpr (std::is_same_v<A, float>) {
-      store_vector(g + i, x);
-    } else {
-      store_rounded(g + i, x);
-    }
+    store_rounded(g + i, x);
   }
 };
 

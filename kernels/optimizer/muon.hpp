@@ -70,7 +70,7 @@ inline constexpr PolarStep six_maps_steps[] = {{4.447393659248992, -8.6592834371
                                                {2.38665846260798, -2.223181615281231, 0.835162681686761}};
 inline constexpr PolarIteration six_maps_iteration{1.02, 1e-6, six_maps_steps};
 
-/// A momentum in the type of gradients, or where T is bf16 also in bf16. Both null: none.
+/// A momentum, or gradients, in acc_t<T>, or where T is bf16 also in bf16. Both null: none.
 template <class T>
 struct Momentum {
   acc_t<T>* wide = nullptr;

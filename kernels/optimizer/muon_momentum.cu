@@ -25,23 +25,13 @@ struct Rates {
         scale(static_cast<float>(options.gradient_scale)) {}
 };
 
-/// The momentum in elements of type M, float or bf16.
+/// A momentum, or gradients, in elements of type M, float or bf16.
 template <class M>
 __device__ M* elements(const Momentum<bf16>& momentum) {
   if constexpr (std::is_same_v<M, float>) {
     return momentum.wide;
   } else {
     return momentum.narrow;
-  }
-}
-
-/// Likewise the gradients.
-template <class G>
-__device__ const G* gradients_of(const MuonMatrix& m) {
-  if constexpr (std::is_same_v<G, float>) {
-    return m.gradients;
-  } else {
-    return m.narrow_gradients;
   }
 }
 
@@ -64,7 +54,7 @@ __device__ float update_tile(const MuonMatrix& m, bf16* x, int row, int col, con
   for (int i = first; i < tile_side; i += tile_step) {
     if (!m.contains(row + i, col + 4 * quad)) continue;
     const std::size_t at = m.at(row + i, col + 4 * quad);
-    const Vector<float, 4> g = load_floats<4>(gradients_of<G>(m) + at);
+    const Vector<float, 4> g = load_floats<4>(elements<G>(m.gradients) + at);
     M *const fast_at = elements<M>(m.momentum) + at, *const slow_at = elements<M>(m.slow_momentum) + at;
     Vector<float, 4> buf = load_floats<4>(fast_at), slow, u;
     if constexpr (has_slow) slow = load_floats<4>(slow_at);

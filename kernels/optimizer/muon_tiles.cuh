@@ -20,9 +20,8 @@ struct MuonBatches {
 
 /// One of them.
 struct MuonMatrix {
-  float *weights, *gradients, *second_moment;
-  bf16* narrow_gradients;
-  Momentum<bf16> momentum, slow_momentum;
+  float *weights, *second_moment;
+  Momentum<bf16> gradients, momentum, slow_momentum;
   bf16* copy;
   int rows, cols;
   float lr, decay;
@@ -34,8 +33,7 @@ struct MuonMatrix {
     for (; index >= b->count; ++b) index -= b->count;
     const std::size_t first = index * b->matrix_size();
     weights = b->weights + first;
-    gradients = b->gradients + first;
-    narrow_gradients = b->narrow_gradients + first;
+    gradients = Momentum<bf16>{b->gradients, b->narrow_gradients}.from(first);
     momentum = b->momentum.from(first);
     slow_momentum = b->slow_momentum.from(first);
     copy = b->copy + first;

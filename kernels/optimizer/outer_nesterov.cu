@@ -23,11 +23,7 @@ struct OuterNesterov {
     }
     store_vector(u + i, momentum);
     store_vector(w_outer + i, outer);
-    if constexpr (std::is_same_v<T, float>) {
-      store_vector(w + i, outer);
-    } else {
-      store_rounded(w + i, outer);
-    }
+    store_rounded(w + i, outer);
   }
 };
 

@@ -48,8 +48,8 @@ class Model {
     std::function<void(int layer)> leave;  ///< after the backward pass has completed the layer's gradients
   };
 
-  /// Weights and gradients must outlive the model. Ops run on `compute`, copies to the device
-  /// on `upload`. A model without gradients can only evaluate sequences, and holds no memory for training.
+  /// Weights and gradients must outlive the model. Ops run on `compute`, copies to the device on `upload`. A model
+  /// without gradients can only evaluate sequences, and holds no memory for training.
   Model(const Config& config, const ParameterTable& table, const Weights<T>& weights, GradientSpans<T> gradients,
         kernels::Token end_of_text, kernels::Stream compute, kernels::Stream upload);
 

@@ -271,8 +271,9 @@ struct Parameters {
 
   kernels::Mat<const T> weight(const std::string& name) const { return weights.tensor(name); }
   kernels::Mat<kernels::acc_t<T>> gradient(const std::string& name) const {
-    if (rounded && table().find(name).group == Group::matrix) return rounded.of_layer(table().find(name));
-    return gradients.tensor(name);
+    if (!rounded) return gradients.tensor(name);
+    const Parameter& parameter = table().find(name);
+    return parameter.group == Group::matrix ? rounded.of_layer(parameter) : gradients.tensor(name);
   }
   kernels::Mat<const kernels::acc_t<T>> scalars(const std::string& name) const { return weights.scalars(name); }
   kernels::Mat<kernels::acc_t<T>> d_scalars(const std::string& name) const { return gradients.scalars(name); }

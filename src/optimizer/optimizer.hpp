@@ -36,10 +36,10 @@ class Optimizer {
  public:
   using Master = kernels::acc_t<T>;
 
-  /// Collective. `idle`: memory that is free during step(); rules take their
-  /// scratch from it if it suffices, else the optimizer allocates some. Config, table, weights, gradients, idle memory,
-  /// communicator and `rows` outlive the optimizer. The communicator shares the weights' memory, so it ends or is
-  /// closed before that memory is released. Throws Error(internal) where memory is short.
+  /// Collective. `idle`: memory that is free during step(); rules take their scratch from it if it suffices, else the
+  /// optimizer allocates some. Config, table, weights, gradients, idle memory, communicator and `rows` outlive the
+  /// optimizer. The communicator shares the weights' memory, so it ends or is closed before that memory is released.
+  /// Throws Error(internal) where memory is short.
   Optimizer(const Config& config, const ParameterTable& table, const Weights<T>& weights, GradientSpans<T> gradients,
             kernels::Workspace idle, TensorComm& comm, TouchedRows& rows, kernels::Stream stream);
 
