@@ -39,7 +39,7 @@ std::vector<Key> checkpoint_keys() {
        "write checkpoints while training goes on, from a copy in host memory; a run waits only for that of its end"},
       {NANORUN_KEY(checkpoint, mpi_hints), operates, mpi_hints(),
        "hints for MPI-IO, with which the ranks write checkpoints together: \"romio_cb_write=enable;cb_nodes=4\"; MPI "
-       "ignores those that it does not know; empty: none"},
+       "ignores those that it does not know; empty: each rank writes its rows by itself"},
   };
 }
 

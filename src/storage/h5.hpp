@@ -91,8 +91,8 @@ std::uint64_t checksum_by_threads(std::span<const float> data, std::uint64_t fir
 using Extent = std::vector<std::uint64_t>;
 
 /// A file opened for one purpose. With a communicator the file is shared by its ranks, all of which must make the same
-/// calls in the same order; slabs then move collectively, and a rank with nothing to move passes a count of 0. A rank
-/// that fails alone in a call keeps the others waiting in theirs: each call that ranks make together is watched.
+/// calls in the same order; a rank with nothing to move passes a count of 0. A rank that fails alone in a call may keep
+/// the others waiting in theirs: each call that ranks make together is watched.
 /// T is one of float, double, std::uint8_t, std::uint16_t, std::int32_t, std::int64_t, std::uint64_t, on disk
 /// little-endian. Objects are named by their path; "/" is the root group. What a name gives lies in the file itself:
 /// soft and external links, virtual datasets and external storage throw. So do compressed and filtered datasets. While

@@ -168,11 +168,14 @@ void File::require_type(const Handle& data, const std::string& name, hid_t disk_
   }
 }
 
-/// The transfer list, after checking that the dataset's elements are of `disk_type`.
+/// The transfer list, after checking that the dataset's elements are of `disk_type`. Ranks move their slabs each for
+/// itself. Hints of the user are about ranks that write for others, which takes a collective transfer: its exchange
+/// costs more than it gains where slabs are contiguous.
 Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
   require_type(data, name, disk_type);
   Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
-  if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), H5FD_MPIO_COLLECTIVE), name, "transfer list");
+  const H5FD_mpio_xfer_t mode = sharing_.hints.empty() ? H5FD_MPIO_INDEPENDENT : H5FD_MPIO_COLLECTIVE;
+  if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), mode), name, "transfer list");
   return list;
 }
 

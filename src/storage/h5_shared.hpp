@@ -22,7 +22,7 @@ struct Sharing {
 
   MPI_Comm comm;
   Watch watch;     ///< empty: nobody ends a call in which a rank has failed alone, and the others wait for ever
-  MpiHints hints;  ///< for MPI-IO; MPI ignores those that it does not know
+  MpiHints hints;  ///< for MPI-IO; MPI ignores those that it does not know. Without any, transfers are independent
 };
 
 /// Collective. Runs `look` on every rank before collective calls of HDF5, which would wait for ever for a rank that has
