@@ -9,6 +9,7 @@ from pathlib import Path
 # shows the same lines.
 FOLDERS = """
 kernels/device     device, streams, views of tensors; helpers of all kernels; ops on memory
+kernels/ampere     what the bodies for compute capability 8.0 and up use: groups of cp.async, tiles for mma.sync
 kernels/hopper     what Hopper alone has: TMA, wgmma, mbarrier; the fused GEMM
 kernels/linear     products with weights, and what is fused with them
 kernels/attention  attention, its projection, and what is done to its heads

@@ -36,8 +36,10 @@ inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t
 
 /// See above. The order matters: the next kernel may start only when all that is before this one is done.
 __device__ __forceinline__ void begin_after_previous() {
+#if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 /// How an SM divides its memory between L1 and shared memory while this kernel runs: percent for shared memory, enough

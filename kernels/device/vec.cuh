@@ -152,7 +152,12 @@ __device__ inline Vector<float, 8> scaled_sum(Vector<float, 8> x, float c, const
 
 /// p[0..4) += x, each element atomically, in no fixed order. Fast where a warp adds to consecutive addresses.
 __device__ inline void atomic_add(float* p, const Vector<float, 4>& x) {
+#if __CUDA_ARCH__ >= 900
   atomicAdd(reinterpret_cast<float4*>(p), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+#else
+#pragma unroll
+  for (int k = 0; k < 4; ++k) atomicAdd(p + k, x.v[k]);
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
