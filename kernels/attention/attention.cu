@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/attention/attention_bodies.hpp"
 #include "kernels/attention/attention_tiles.cuh"
 
 namespace nanorun::kernels::cuda {

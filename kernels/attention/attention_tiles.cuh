@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/attention/attention.hpp"
+#include "kernels/attention/attention_bodies.hpp"
 #include "kernels/device/cuda_limits.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/vec.cuh"

@@ -3,7 +3,6 @@
 // copy by cp.async, and products of a warp by mma.sync.
 
 #include "kernels/ampere/sm80.cuh"
-#include "kernels/attention/attention_bodies.hpp"
 #include "kernels/attention/attention_tiles.cuh"
 
 namespace nanorun::kernels::cuda::ampere {
