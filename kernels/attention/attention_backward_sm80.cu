@@ -47,7 +47,7 @@ struct BackwardBlock {
   using Chunks = RowChunks<head_dim, T::threads>;
   using KeySums = Fragments<m, T::warp_columns>;
   using Pairs = Fragments<m, T::warp_queries>;
-  using QuerySums = Fragments<T::warp_queries / 16, T::d_q_columns>;
+  using QuerySums = Fragments<T::d_q_queries / 16, T::d_q_columns>;
 
   BackwardShared<T>& s;
   const BackwardParameters& p;
@@ -56,6 +56,8 @@ struct BackwardBlock {
   const int key = warp % T::key_warps * T::warp_keys;        ///< this warp's first, in the tile
   const int query = warp / T::key_warps * T::warp_queries;   ///< in the step
   const int column = warp / T::key_warps * T::warp_columns;  ///< of d_k and d_v
+  const int d_q_query = warp / T::d_q_column_warps * T::d_q_queries;
+  const int d_q_column = warp % T::d_q_column_warps * T::d_q_columns;
   KeySums d_k, d_v;
 
   __device__ __forceinline__ BackwardBlock(BackwardShared<T>& s, const BackwardParameters& p, const KeyTile<T>& t)
@@ -107,13 +109,13 @@ struct BackwardBlock {
   }
 
   /// x [queries, columns] = d_s k, over the tile's keys.
-  __device__ __forceinline__ void multiply_query_sums(QuerySums& x, int first_column) const {
+  __device__ __forceinline__ void multiply_query_sums(QuerySums& x) const {
     const auto a_lanes = columns_first<T::pair_bytes>(shared_address(s.d_s));
     const auto b_lanes = rows_first<T::row_bytes>(shared_address(s.k));
     clear(x);
     multiply<keys>(
-        x, [&](std::uint32_t* to, int row, int k) { ldmatrix_transposed(to, a_lanes.at(k, query + row)); },
-        [&](std::uint32_t* to, int at, int k) { ldmatrix_transposed(to, b_lanes.at(k, first_column + at)); });
+        x, [&](std::uint32_t* to, int row, int k) { ldmatrix_transposed(to, a_lanes.at(k, d_q_query + row)); },
+        [&](std::uint32_t* to, int at, int k) { ldmatrix_transposed(to, b_lanes.at(k, d_q_column + at)); });
   }
 
   /// Sets the scores of forbidden pairs to minus infinity: keys outside first_key[q] <= key <= q.
@@ -193,20 +195,20 @@ struct BackwardBlock {
   /// d_q of step i = the sums, where this tile's are the first terms, or += them. Two lanes exchange a number each so
   /// that a warp writes four whole rows of a panel, 128 bytes: of paired heads each second row.
   template <int token_rows>
-  __device__ __forceinline__ void add_query_sums(const QuerySums& sums, int i, int first_column) const {
+  __device__ __forceinline__ void add_query_sums(const QuerySums& sums, int i) const {
     constexpr int bit = token_rows == 2 ? 1 : 4;
     const int row = lane / 4, upper = (row & bit) != 0, lower_row = row & ~bit;
     const int panel_size = p.mask.length / token_rows * d_q_panel;
-    const int panel = (t.head * head_dim + first_column) / d_q_panel;
+    const int panel = (t.head * head_dim + d_q_column) / d_q_panel;
     const int next_head = p.scheduler.heads * head_dim / d_q_panel;
-    const int at = i * step + query + lower_row;
+    const int at = i * step + d_q_query + lower_row;
     float* const to =
         p.d_q + static_cast<std::size_t>(panel) * panel_size + at / token_rows * d_q_panel + 2 * (lane % 4) + upper;
     const std::ptrdiff_t to_upper =
         token_rows == 2 ? static_cast<std::ptrdiff_t>(next_head) * panel_size : bit * d_q_panel;
     const bool begin = t.turn(i) == 0;
 #pragma unroll
-    for (int k = 0; k < T::warp_queries / 16; ++k) {
+    for (int k = 0; k < T::d_q_queries / 16; ++k) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float* x = to + (16 * k + 8 * r) / token_rows * d_q_panel;
@@ -231,13 +233,12 @@ struct BackwardBlock {
   __device__ __forceinline__ void sum(int i, int n, const std::byte* d_y) {
     add_key_sums(d_v, s.p, d_y);
     add_key_sums(d_k, s.d_s, s.q[n]);
-    const int first_column = warp % T::key_warps * T::d_q_columns;
     QuerySums d_q;
-    multiply_query_sums(d_q, first_column);
+    multiply_query_sums(d_q);
     if (p.token_rows_log2) {
-      add_query_sums<2>(d_q, i, first_column);
+      add_query_sums<2>(d_q, i);
     } else {
-      add_query_sums<1>(d_q, i, first_column);
+      add_query_sums<1>(d_q, i);
     }
   }
 
@@ -252,7 +253,8 @@ struct BackwardBlock {
 };
 
 template <class T>
-__global__ void __launch_bounds__(T::threads, 1) backward_kernel(const __grid_constant__ BackwardParameters p) {
+__global__ void __launch_bounds__(T::threads, T::sm_blocks)
+    backward_kernel(const __grid_constant__ BackwardParameters p) {
   extern __shared__ __align__(128) std::byte memory[];
   BackwardShared<T>& s = *reinterpret_cast<BackwardShared<T>*>(memory);
   begin_after_previous();
@@ -332,10 +334,9 @@ void ampere::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Ma
                                std::log2(in.scale),
                                1 / in.scale,
                                rows_of_token(in) - 1};
-    using Large = BackwardTiles<head_dim, attention_block, 2>;
-    using Small = BackwardTiles<head_dim, attention_block / 2, 1>;
-    const bool large = sizeof(BackwardShared<Large>) <= static_cast<std::size_t>(shared_bytes_of_block(1));
-    const auto launch = large ? launch_backward<Large> : launch_backward<Small>;
+    using Large = BackwardTiles<head_dim, attention_block, attention_step, 2>;
+    using Small = BackwardTiles<head_dim, attention_block / 2, attention_step, 1>;
+    const auto launch = fits<BackwardShared<Large>>(Large::sm_blocks) ? launch_backward<Large> : launch_backward<Small>;
     launch(stream, p, separate_heads(in));
   });
 }

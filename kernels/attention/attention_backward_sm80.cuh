@@ -6,15 +6,17 @@
 
 namespace nanorun::kernels::cuda::ampere {
 
-/// A thread block has `keys` of one head, and steps through its queries. Warps share out each product's result in two
-/// parts by `key_warps`: of sᵀ and d_pᵀ [keys, step] a warp has 32 keys and half of the queries; of d_k and d_v
-/// [keys, head_dim] 32 keys and half of the columns; of d_q [step, head_dim] half of the queries.
-template <int head_dim_, int keys_, int d_y_stages_>
+/// A thread block has `keys` of one head, and goes through its queries in steps. Warps share out each product's result:
+/// of sᵀ and d_pᵀ [keys, step] a warp has 32 keys and half of the queries; of d_k and d_v [keys, head_dim] 32 keys and
+/// half of the columns; of d_q [step, head_dim] 32 queries. `sm_blocks` thread blocks share an SM.
+template <int head_dim_, int keys_, int step_, int d_y_stages_, int sm_blocks_ = 1>
 struct BackwardTiles {
-  static constexpr int head_dim = head_dim_, keys = keys_, step = attention_step;
+  static constexpr int head_dim = head_dim_, keys = keys_, step = step_, sm_blocks = sm_blocks_;
   static constexpr int warp_keys = 32, key_warps = keys / warp_keys, warps = 2 * key_warps;
   static constexpr int threads = warps * warp_size;
-  static constexpr int warp_queries = step / 2, warp_columns = head_dim / 2, d_q_columns = head_dim / key_warps;
+  static constexpr int warp_queries = step / 2, warp_columns = head_dim / 2;
+  static constexpr int d_q_queries = 32, d_q_column_warps = warps / (step / d_q_queries);
+  static constexpr int d_q_columns = head_dim / d_q_column_warps;
   static constexpr int row_bytes = head_dim * static_cast<int>(sizeof(bf16));
   static constexpr int pair_bytes = step * static_cast<int>(sizeof(bf16));  ///< of a row of p or d_s
   /// Where d_y has one stage, it is loaded in the step that needs it.

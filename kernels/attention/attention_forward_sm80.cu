@@ -11,19 +11,18 @@ namespace {
 
 using namespace ampere;
 
-constexpr int warps = 4, threads = warps * warp_size;
-constexpr int keys = 64;
-constexpr int blocks_of_sm = 2;
 /// Scores may exceed the reference by this, in powers of two.
 constexpr float headroom = 8;
 
-template <int head_dim_, int queries_>
+/// A thread block has `queries`, and goes through tiles of `keys`. `sm_blocks` thread blocks share an SM.
+template <int head_dim_, int queries_, int keys_, int slots_, int warps_ = 4, int sm_blocks_ = 2>
 struct Tiles {
-  static constexpr int head_dim = head_dim_, queries = queries_;
+  static constexpr int head_dim = head_dim_, queries = queries_, keys = keys_, sm_blocks = sm_blocks_;
+  static constexpr int warps = warps_, threads = warps * warp_size;
   static constexpr int warp_queries = queries / warps, m = warp_queries / 16;
   static constexpr int row_bytes = head_dim * static_cast<int>(sizeof(bf16));
   /// The ring holds tiles of k and v in the order of their use: k, v, k, v and so on.
-  static constexpr int slots = queries == attention_block ? 3 : 2;
+  static constexpr int slots = slots_;
   /// Else each product loads its operand from shared memory.
   static constexpr bool q_in_registers = m * head_dim <= 128;
 };
@@ -31,7 +30,7 @@ struct Tiles {
 template <class T>
 struct alignas(128) Shared {
   std::byte q[tile_bytes<T::head_dim>(T::queries)];  ///< in the end y
-  std::byte ring[T::slots][tile_bytes<T::head_dim>(keys)];
+  std::byte ring[T::slots][tile_bytes<T::head_dim>(T::keys)];
   int first_key[T::queries];
 };
 
@@ -110,7 +109,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[m][n], Softmax<m>& row
 /// A warp's queries of a tile.
 template <class T>
 struct Warp {
-  static constexpr int m = T::m, head_dim = T::head_dim;
+  static constexpr int m = T::m, head_dim = T::head_dim, keys = T::keys;
   using Lanes = MatrixLane<T::row_bytes>;
 
   Shared<T>& s;
@@ -223,10 +222,11 @@ struct Warp {
 };
 
 template <class T>
-__global__ void __launch_bounds__(threads, blocks_of_sm) forward_kernel(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(T::threads, T::sm_blocks) forward_kernel(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) std::byte memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
-  using Chunks = RowChunks<T::head_dim, threads>;
+  using Chunks = RowChunks<T::head_dim, T::threads>;
+  constexpr int keys = T::keys;
   begin_after_previous();
   const auto [head, block] = p.scheduler.tile(blockIdx.x);
   const int tile_row = block * T::queries, heads = p.scheduler.heads;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(threads, blocks_of_sm) forward_kernel(const __
   };
   Chunks::template load<T::queries>(shared_address(s.q), p.q, head, heads, p.token_rows_log2, tile_row);
   if (threadIdx.x < T::queries) s.first_key[threadIdx.x] = p.first_key[tile_row + threadIdx.x];
-  static_assert(T::queries <= threads);
+  static_assert(T::queries <= T::threads);
 #pragma unroll
   for (int i = 0; i < T::slots - 1; ++i) load();
 
@@ -277,7 +277,7 @@ template <class T>
 void launch_forward(Stream stream, Parameters p, int length, int heads) {
   const int k_and_v_of_row = 2 * tile_bytes<T::head_dim>(1);
   p.scheduler = TileScheduler(length, heads, k_and_v_of_row, T::queries);
-  launch_attention<Shared<T>>("attention_forward", forward_kernel<T>, p.scheduler.count(), threads, stream, p);
+  launch_attention<Shared<T>>("attention_forward", forward_kernel<T>, p.scheduler.count(), T::threads, stream, p);
 }
 
 }  // namespace
@@ -286,10 +286,9 @@ void ampere::attention_forward(Stream stream, Mat<bf16> y, Mat<float> lse, const
                                const AttentionMask& mask) {
   for_head_dim(in, [&](auto head_dim) {
     const Parameters p{in.q, in.k, in.v, y, lse, mask.first_key, {}, in.scale, rows_of_token(in) - 1};
-    using Large = Tiles<head_dim, attention_block>;
-    using Small = Tiles<head_dim, attention_block / 2>;
-    const bool large = sizeof(Shared<Large>) <= static_cast<std::size_t>(shared_bytes_of_block(blocks_of_sm));
-    const auto launch = large ? launch_forward<Large> : launch_forward<Small>;
+    using Large = Tiles<head_dim, attention_block, 64, 3>;
+    using Small = Tiles<head_dim, attention_block / 2, 64, 2>;
+    const auto launch = fits<Shared<Large>>(Large::sm_blocks) ? launch_forward<Large> : launch_forward<Small>;
     launch(stream, p, mask.length, separate_heads(in));
   });
 }

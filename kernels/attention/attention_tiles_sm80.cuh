@@ -107,10 +107,11 @@ __device__ __forceinline__ void write_rounded(std::byte* tile, int row, int colu
   }
 }
 
-/// Shared memory that a thread block may take, in bytes, if `blocks` are to run on an SM.
-inline int shared_bytes_of_block(int blocks) {
-  constexpr int reserved = 1 << 10;  // of each thread block
-  return sm_limits().shared_bytes / blocks - reserved;
+/// Whether the shared memory of an SM holds that of so many thread blocks.
+template <class Shared>
+bool fits(int blocks) {
+  constexpr int reserved_bytes = 1 << 10;  // of each thread block
+  return blocks * (static_cast<int>(sizeof(Shared)) + reserved_bytes) <= sm_limits().shared_bytes;
 }
 
 /// Launches with the dynamic shared memory that `Shared` needs.
