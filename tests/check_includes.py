@@ -9,8 +9,8 @@ from pathlib import Path
 # shows the same lines.
 FOLDERS = """
 kernels/device     device, streams, views of tensors; helpers of all kernels; ops on memory
-kernels/ampere     what the bodies for compute capability 8.0 and up use: groups of cp.async, tiles for mma.sync
 kernels/hopper     what Hopper alone has: TMA, wgmma, mbarrier; the fused GEMM
+kernels/ampere     what all GPUs since Ampere have: cp.async, mma.sync; the fused GEMM of those before and after Hopper
 kernels/linear     products with weights, and what is fused with them
 kernels/attention  attention, its projection, and what is done to its heads
 kernels/lm_head    the LM head and the loss
@@ -55,6 +55,7 @@ MAY_SEE = {
     "sys/stat.h": {"src/base"},
     # CUDA ops of other GPUs do without.
     "kernels/hopper/": {"kernels/hopper"},
+    "kernels/ampere/": {"kernels/ampere"},
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the BLAS, the mask that the host builds, the memory of peers, signs of
@@ -86,7 +87,7 @@ def may_see(module, header):
     for of, seers in MAY_SEE.items():
         if header.startswith(of) and not any(module == seer or module.startswith((f"{seer}/", f"{seer}_"))
                                              for seer in seers):
-            if not (of == "kernels/hopper/" and module.endswith("_sm90")):
+            if not module.endswith({"kernels/hopper/": "_sm90", "kernels/ampere/": "_sm80"}.get(of, "/")):
                 return seers
     return None
 

@@ -28,7 +28,7 @@ def code_of(text):
     """The text with comments, directives and what ops are declared in blanked, line by line."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.S)
     text = re.sub(r"^\s*#[^\n]*(?:\\\n[^\n]*)*", blank, text, flags=re.M)
-    return re.sub(r"\bNANORUN_DECLARE_OPS\(\{.*?\n?\}\)", blank, text, flags=re.S)
+    return re.sub(r"\bNANORUN_DECLARE_(?:TIERED_)?OPS\(\{.*?\n?\}\)", blank, text, flags=re.S)
 
 
 def block_end(text, begin):

@@ -19,6 +19,11 @@ __device__ __forceinline__ void cp_async(std::uint32_t shared, const void* globa
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/// Copies 8 bytes; both addresses are multiples of 8. Goes through L1.
+__device__ __forceinline__ void cp_async_8(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /// Ends a group: the copies that this thread has issued since the group before. A group may be empty.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

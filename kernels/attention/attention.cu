@@ -2,25 +2,11 @@
 
 #include "kernels/attention/attention.hpp"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "kernels/attention/attention_tiles.cuh"
+#include "kernels/device/tier.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
-
-/// Whether the device runs the bodies for Hopper. NANORUN_TIER=8.0 takes the others anywhere.
-bool runs_hopper() {
-  static const bool runs = [] {
-    const char* const tier = std::getenv("NANORUN_TIER");
-    if (tier && std::strncmp(tier, "8.", 2) == 0) return false;
-    int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    return device_capability(device) == code_capability;
-  }();
-  return runs;
-}
 
 template <class... T>
 void require_all(const char* op, const Mat<T>&... x) {
@@ -41,8 +27,7 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                        const AttentionMask& mask, Workspace) {
   require_attention(in, mask, lse);
   require_all("attention_forward", in.q, in.k, in.v, y);
-  const auto body = runs_hopper() ? hopper::attention_forward : ampere::attention_forward;
-  body(stream, y, lse, in, mask);
+  NANORUN_ON_TIER(attention_forward(stream, y, lse, in, mask));
 }
 
 template <class T>
@@ -57,8 +42,7 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
     throw std::invalid_argument("attention_backward: heads times tokens exceed 2^24");
   }
   float* const delta = WorkspaceAllocator(workspace).template take<float>(delta_count(in.q.rows, in.heads));
-  const auto body = runs_hopper() ? hopper::attention_backward : ampere::attention_backward;
-  body(stream, d_q, d_k, d_v, y, lse, d_y, in, mask, delta);
+  NANORUN_ON_TIER(attention_backward(stream, d_q, d_k, d_v, y, lse, d_y, in, mask, delta));
 }
 
 template std::size_t attention_workspace<bf16>(int, int, int);

@@ -10,7 +10,7 @@
 
 namespace nanorun::kernels {
 
-NANORUN_DECLARE_OPS({
+NANORUN_DECLARE_TIERED_OPS({
   /// qkv = [q' k' v]. The second source of the values may be the value part of qkv itself, without an index. CUDA: T =
   /// bf16. Norm, rotation and value residual are the GEMM's epilogue and read its unrounded sums. Throws
   /// std::invalid_argument unless D is one of attention_head_dims (cuda_limits.hpp), with a key offset or dead dims

@@ -13,19 +13,19 @@
 //   wait for each other as before.
 // - Copies, events and the kernels of libraries wait for the kernel before to end, or wait inside as these do. A kernel
 //   behind a copy or an awaited event starts when that is done.
-// join_runs of embedding_sm90.cu is the one exception; it says why it may read earlier.
+// join_runs of embedding.cu is the one exception; it says why it may read earlier.
 //
-// Programmatic dependent launch needs compute capability 9.0, and every kernel uses it through begin_after_previous()
-// and launch(). For an older GPU the former must do nothing and the latter leave out the attribute: then each kernel
-// starts when the one before has ended.
+// Programmatic dependent launch is for Hopper's tier, and every kernel uses it through begin_after_previous() and
+// launch(). Code for other GPUs has no such call, and their launches have no such attribute: then each kernel starts
+// when the one before has ended.
 
 #include <cuda_runtime.h>
 
-#include <cstdlib>
 #include <unordered_map>
 
 #include "kernels/device/error.cuh"
 #include "kernels/device/sm_limits.hpp"
+#include "kernels/device/tier.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -77,7 +77,7 @@ void launch(const char* op, Stream stream, void (*kernel)(Parameters...), dim3 g
   config.dynamicSmemBytes = shared_bytes;
   config.stream = cuda_stream(stream);
   config.attrs = attributes;
-  config.numAttrs = overlap_launches && !std::getenv("NANORUN_TIER") ? 2 : 1;
+  config.numAttrs = overlap_launches && device_tier() == Tier::hopper ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), op);
 }
 

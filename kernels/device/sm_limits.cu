@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 
 #include "kernels/device/error.cuh"
 
@@ -24,7 +25,7 @@ SmLimits limits_of_device() {
     return value;
   };
   const char* const most_kb = std::getenv("NANORUN_SM_SHARED_KB");
-  const int most_bytes = most_kb ? std::atoi(most_kb) << 10 : h100.shared_bytes;
+  const int most_bytes = most_kb ? std::atoi(most_kb) << 10 : std::numeric_limits<int>::max();
   return {.count = attribute(cudaDevAttrMultiProcessorCount),
           .threads = attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
           .shared_bytes = std::min(most_bytes, attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))};

@@ -7,40 +7,30 @@
 // - In a block the producer warpgroup loads k-tiles; two consumer warpgroups compute every other tile each. They take
 //   turns: while one multiplies, the other is in its epilogue.
 // - The epilogue stores, and may load, through shared memory, warp by warp; or it stores from registers.
-//
-// An op is a struct that is passed to the kernel by value:
-//   using Operand;                         type of a and b, bf16 or e4m3; or e5m2 of a, where b is e4m3
-//   static constexpr sm90::Major b_major;  k: the GEMM is a bᵀ with b [N, K]; mn: a b with b [K, N], of bf16 only
-//   static constexpr bool last_rows_first;  the order of the tiles: where the operand was written from its first row to
-//                                          its last, L2 still holds the last
-//   static constexpr bool stages_rows;     whether the epilogue has shared memory, WarpTile::staged; without it one
-//                                          k-tile more is loaded ahead
-//   void begin(WarpTile&) const;           starts loads for the epilogue, before the tile's first k-tile
-//   void epilogue(WarpTile&, Fragment& sums) const;  stores what it makes of the accumulator's next 64 rows
-// All lanes call both.
+// device/gemm_op.cuh says what an op is. Without stages_rows one k-tile more is loaded ahead; begin() is called before
+// the tile's first k-tile.
 
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/device/gemm_op.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/hopper/sm90.cuh"
 #include "kernels/hopper/tensor_map.cuh"
 #include "kernels/hopper/wgmma.cuh"
 
-namespace nanorun::kernels::cuda::fused {
+namespace nanorun::kernels::cuda::hopper::fused {
 
 constexpr int part_rows = 64;                                              // rows of one wgmma
 constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
-constexpr int tile_m = tile_parts * part_rows, tile_n = 128, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
+constexpr int tile_m = tile_parts * part_rows, tile_n = gemm_columns, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
 constexpr int cluster = 2;                                                 // thread blocks, which share a
 constexpr int consumers = 2;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // warps of the consumers, and rows of each
 constexpr int producer_registers = 24, consumer_registers = 240;
 /// A thread's accumulator fragment of one part of a tile, see wgmma.cuh.
-using Fragment = sm90::Accumulator<tile_n>;
-template <class Op>
-inline constexpr bool is_fp8 = sizeof(typename Op::Operand) == 1;
+using Fragment = GemmFragment;
 /// Type of b.
 template <class Op>
 using OperandB = std::conditional_t<is_fp8<Op>, e4m3, typename Op::Operand>;
@@ -104,6 +94,57 @@ __device__ __forceinline__ void store_rows(WarpTile& tile, const CUtensorMap& ma
   tile.store_buffer(map, col);
 }
 
+/// store_rows() of the columns [0, 32) and [32, 64) of each panel to two maps; the second at the next row.
+template <class PairOf>
+__device__ __forceinline__ void store_halves(WarpTile& tile, const CUtensorMap& moving, const CUtensorMap& still,
+                                             int col, const PairOf& pair_of) {
+  constexpr int of_maps = sizeof(StagedRows) / 2;
+  const int lane = threadIdx.x % 32;
+  const auto block_at = [&](int i) {  // WarpTile::block_at() in half panels: first all that move
+    const int quarter = i / 2, chunk = i % 2 * 2 + lane / 16;
+    return shared_address(tile.staged[tile.buffer]) + quarter % 2 * of_maps + quarter / 2 * of_maps / 2 +
+           sm90::swizzled_64(lane % 16, chunk);
+  };
+  stage_rows(tile, block_at, pair_of);
+  tile.store_buffer([&](const std::byte* from) {
+    sm90::tma_store(moving, from, 0, tile.row, col / panel_columns);
+    sm90::tma_store(still, from + of_maps, 0, tile.row + 1, col / panel_columns);
+  });
+}
+
+/// Loads a part of `from` once all earlier stores have left shared memory.
+__device__ __forceinline__ void load_part(WarpTile& tile, const CUtensorMap& from, int buffer, int row) {
+  if (!tile.leads()) return;
+  sm90::tma_store_wait_read<0>();
+  sm90::mbarrier_arrive_expect_tx(tile.loaded[buffer], sizeof(StagedRows));
+  sm90::tma_load_evict_first(tile.staged[buffer], from, 0, row, tile.col / panel_columns, tile.loaded[buffer]);
+}
+
+/// Each part is loaded to the buffer from which it is then stored, one part ahead.
+__device__ __forceinline__ void begin_update(WarpTile& tile, const CUtensorMap& from) {
+  tile.buffer = 0;
+  load_part(tile, from, 0, tile.row);
+  load_part(tile, from, 1, tile.row + part_rows);
+}
+
+template <class PairOf>
+__device__ __forceinline__ void update_rows(WarpTile& tile, const CUtensorMap& from, const CUtensorMap& to,
+                                            const PairOf& pair_of) {
+  const unsigned buffer = tile.buffer;
+  if (tile.part > 0 && tile.part < tile_parts - 1) load_part(tile, from, buffer ^ 1, tile.row + part_rows);
+  sm90::mbarrier_wait(tile.loaded[buffer], tile.parities >> buffer & 1);
+  tile.parities ^= 1u << buffer;
+#pragma unroll
+  for (int i = 0; i < tile_n / 16; ++i) {
+    std::uint32_t pairs[4];
+    ldmatrix(pairs, tile.block_at(i));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[j] = pair_of(4 * i + j, pairs[j]);
+    sm90::stmatrix(tile.block_at(i), pairs);
+  }
+  tile.store_buffer(to, tile.col);
+}
+
 template <class Op>
 struct alignas(1024) Shared {
   std::byte a[stages<Op>][cluster][sm90::column_bytes(tile_m) / cluster];  ///< each loaded by another block
@@ -142,7 +183,7 @@ __device__ void produce(Shared<Op>& s, const Problem<Op>& p) {
       sm90::mbarrier_wait(s.empty[at.stage], at.parity ^ 1);
       sm90::mbarrier_arrive_expect_tx(full, sizeof(s.a[0]) + sizeof(s.b[0]));
       sm90::tma_load_multicast(s.a[at.stage][rank], p.a, 0, row + share * rank, k, full, everyone);
-      if constexpr (Op::b_major == sm90::Major::mn) {
+      if constexpr (Op::b_major == Major::mn) {
         sm90::tma_load(s.b[at.stage], p.b, 0, k * tile_k, col / panel_columns, full);
       } else {
         sm90::tma_load(s.b[at.stage], p.b, 0, col, k, full);
@@ -160,16 +201,16 @@ __device__ __forceinline__ void multiply(Fragment (&accumulator)[tile_parts], co
   sm90::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < tile_k; k += 16) {
-    const int b_offset = Op::b_major == sm90::Major::mn ? sm90::column_bytes(k) : 2 * k;
+    const int b_offset = Op::b_major == Major::mn ? sm90::column_bytes(k) : 2 * k;
     const std::uint64_t b_k = sm90::advance_descriptor(b_at, b_offset);
 #pragma unroll
     for (int part = 0; part < tile_parts; ++part) {
       const std::uint64_t a_k = sm90::advance_descriptor(a_at, sm90::column_bytes(part_rows) * part + 2 * k);
       if constexpr (is_fp8<Op>) {
-        static_assert(Op::b_major == sm90::Major::k);
+        static_assert(Op::b_major == Major::k);
         sm90::wgmma_fp8<typename Op::Operand>(accumulator[part], a_k, b_k, accumulate || k > 0);
       } else {
-        sm90::wgmma<sm90::Major::k, Op::b_major>(accumulator[part], a_k, b_k, accumulate || k > 0);
+        sm90::wgmma<Major::k, Op::b_major>(accumulator[part], a_k, b_k, accumulate || k > 0);
       }
     }
   }
@@ -257,13 +298,6 @@ __global__ void __cluster_dims__(cluster) __launch_bounds__(threads, 1)
   sm90::cluster_sync();  // other blocks use this one's shared memory until they are done
 }
 
-/// Epilogues load a bias by pairs.
-inline void require_bias(const char* name, Vec<const float> bias) {
-  if (reinterpret_cast<std::uintptr_t>(bias.data()) % 8 != 0) {
-    throw std::invalid_argument(std::string(name) + ": the bias must be aligned to 8 bytes");
-  }
-}
-
 /// Tensor map of what an op stores or loads by a warp's rows of a part.
 inline CUtensorMap staged_map(Mat<const bf16> x) { return column_map(x, warp_rows, tile_n); }
 
@@ -285,7 +319,7 @@ void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<co
   static_assert(shared_bytes <= 227 * 1024);
   Problem<Op> p{};
   p.a = column_map(a, tile_m / cluster, tile_k);
-  p.b = Op::b_major == sm90::Major::mn ? column_map(b, tile_k, tile_n) : column_map(b, tile_n, tile_k);
+  p.b = Op::b_major == Major::mn ? column_map(b, tile_k, tile_n) : column_map(b, tile_n, tile_k);
   p.op = op;
   p.rows = ceil_div(a.rows, tile_m);
   p.cols = ceil_div(cols, tile_n * cluster);
@@ -296,4 +330,19 @@ void launch_gemm(const char* name, Stream stream, const Op& op, int cols, Mat<co
   launch(name, stream, fused_gemm<Op>, blocks, threads, shared_bytes, p);
 }
 
-}  // namespace nanorun::kernels::cuda::fused
+/// See device/gemm_op.cuh.
+struct Gemm {
+  using WarpTile = fused::WarpTile;
+  using Rows = CUtensorMap;
+  using Halves = CUtensorMap;
+  static constexpr bool stores_halves = true;
+
+  static Rows rows(Mat<const bf16> x) { return staged_map(x); }
+  static Halves halves(Mat<const bf16> x) { return half_panel_map(x, warp_rows, tile_n); }
+  template <class Op>
+  static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
+    launch_gemm(name, stream, op, cols, a, b);
+  }
+};
+
+}  // namespace nanorun::kernels::cuda::hopper::fused

@@ -68,18 +68,16 @@ inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) 
   return panel_map(x, x.cols, sizes, strides, box);
 }
 
-/// Map of columns [first, first + 32) of each panel of 64 of x [rows, cols], first = 0 or 32: coordinates
-/// (column % 32, row, column / 64). A box lies in shared memory as [box_columns / 64, box_rows, 32] in the 64-byte
+/// Map of the first 32 columns of each panel of 64 of x [rows, cols]: coordinates (column % 32, row, column / 64). A box lies in shared memory as [box_columns / 64, box_rows, 32] in the 64-byte
 /// swizzle. Throws as panel_map().
-inline CUtensorMap half_panel_map(Mat<const bf16> x, int first, int box_rows, int box_columns) {
+inline CUtensorMap half_panel_map(Mat<const bf16> x, int box_rows, int box_columns) {
   constexpr int columns = panel_columns / 2;
-  const Mat<const bf16> from(x.data + first, x.rows, x.cols, x.ld);
   const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows),
                               static_cast<cuuint64_t>(x.cols / panel_columns)};
   const cuuint64_t strides[] = {x.ld * sizeof(bf16), panel_columns * sizeof(bf16)};
   const cuuint32_t box[] = {columns, static_cast<cuuint32_t>(box_rows),
                             static_cast<cuuint32_t>(box_columns / panel_columns)};
-  return panel_map(from, x.cols, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_64B);
+  return panel_map(x, x.cols, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 /// Map of the matrix [parts rows, cols / parts] whose row `parts` r + s is part s of row r of x: coordinates

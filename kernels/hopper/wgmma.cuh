@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kernels/device/fp16.hpp"
+#include "kernels/device/gemm_op.cuh"
 #include "kernels/hopper/sm90.cuh"
 
 namespace nanorun::kernels::cuda::sm90 {
@@ -49,8 +50,6 @@ __device__ __forceinline__ void wgmma_fence_operand(std::uint32_t (&registers)[n
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
-
-enum class Major : int { k = 0, mn = 1 };
 
 /// What a thread holds of a warpgroup's product [64, cols].
 template <int cols>

@@ -5,7 +5,7 @@
 #include "kernels/hopper/fused_gemm.cuh"
 #include "kernels/linear/fp8_fused.cuh"
 
-namespace nanorun::kernels::cuda {
+namespace nanorun::kernels::cuda::hopper {
 
 /// A thread's two rows of the tile: from column `at` on, eight of each 32 columns. Of the 32 from at + offset on, those
 /// with offset < limit[r] lie in the matrix.
@@ -43,7 +43,7 @@ struct Stretches {
 template <class A>
 struct LinearFp8 {
   using Operand = A;
-  static constexpr sm90::Major b_major = sm90::Major::k;
+  static constexpr Major b_major = Major::k;
   static constexpr bool last_rows_first = false;
   static constexpr bool stages_rows = false;
 
@@ -76,4 +76,4 @@ struct LinearFp8 {
   }
 };
 
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels::cuda::hopper

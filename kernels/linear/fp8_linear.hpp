@@ -66,7 +66,9 @@ NANORUN_DECLARE_OPS({
   template <class T>
   void fp8_quantise(Stream stream, std::span<const Fp8Quantisation<T>> quantisations,
                     std::span<const Fp8Factor<acc_t<T>>> factors);
+})
 
+NANORUN_DECLARE_TIERED_OPS({
   /// out = or += *factor xq wqᵀ. xq, wq: e4m3; wq in Fp8Rows::fused.
   template <class T>
   void fp8_linear_forward(Stream stream, Mat<T> out, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,

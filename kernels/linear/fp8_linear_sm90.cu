@@ -10,7 +10,7 @@
 #include "kernels/linear/fp8_epilogues_sm90.cuh"
 #include "kernels/linear/fp8_weight_gradient.hpp"
 
-namespace nanorun::kernels::cuda {
+namespace nanorun::kernels::cuda::hopper {
 namespace {
 
 using namespace fused;
@@ -319,4 +319,4 @@ template void fp8_relu2_forward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&,
 template void fp8_relu2_backward<bf16>(Stream, Mat<fp8>, const Fp8Result<float>&, Mat<const fp8>, Fp8Format,
                                        Mat<const fp8>, const float*, Mat<const fp8>, const float*);
 
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels::cuda::hopper

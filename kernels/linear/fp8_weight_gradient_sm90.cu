@@ -17,7 +17,7 @@
 #include "kernels/hopper/tensor_map.cuh"
 #include "kernels/hopper/wgmma.cuh"
 
-namespace nanorun::kernels::cuda {
+namespace nanorun::kernels::cuda::hopper {
 namespace {
 
 using namespace sm90;
@@ -342,4 +342,4 @@ NANORUN_IN_PARTS(e4m3, e4m3)
 NANORUN_IN_PARTS(e5m2, e4m3)
 NANORUN_IN_PARTS(e4m3, e5m2)
 
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels::cuda::hopper

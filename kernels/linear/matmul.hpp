@@ -28,7 +28,9 @@ NANORUN_DECLARE_OPS({
   template <class T>
   void linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, Mat<const T> d_out, Mat<const T> x, Output output,
                               const acc_t<T>* factor = nullptr);
+})
 
+NANORUN_DECLARE_TIERED_OPS({
   /// Squared-relu layer: h = relu(x wᵀ + bias)² (Primer, So et al. 2021, arXiv:2109.08668). bias [N]; empty: none.
   /// CUDA: K and N are multiples of 64, the bias is aligned to 8 bytes; else std::invalid_argument.
   template <class T>

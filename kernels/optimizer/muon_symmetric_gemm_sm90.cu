@@ -4,31 +4,24 @@
 // result for the TMA store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and
 // epilogue; a launch of no more blocks than SMs uses six stages instead of three.
 
-#include "kernels/optimizer/muon_symmetric_gemm.hpp"
-
-#include <cassert>
-#include <stdexcept>
-
-#include "kernels/device/pairs.cuh"
-#include "kernels/device/vec.cuh"
 #include "kernels/hopper/sm90.cuh"
 #include "kernels/hopper/tensor_map.cuh"
 #include "kernels/hopper/wgmma.cuh"
+#include "kernels/optimizer/muon_symmetric_gemm.cuh"
 
-namespace nanorun::kernels::cuda {
+namespace nanorun::kernels::cuda::hopper {
 namespace {
 
 using namespace sm90;
+using namespace symmetric;
 
-constexpr int tile_side = 128, tile_k = 64, consumer_rows = 64;
+constexpr int tile_k = 64, consumer_rows = 64;
 static_assert(computes_triangle(tile_side, tile_k));
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
 constexpr int all_summed = 1, staged = 2;  // named barriers; `staged` + consumer is each consumer's own
 constexpr int stages_of(int blocks_per_sm) { return blocks_per_sm == 1 ? 6 : 3; }
-
-using Columns = std::byte[column_bytes(tile_side)];
 
 template <int stages>
 struct alignas(1024) Shared {
@@ -37,32 +30,9 @@ struct alignas(1024) Shared {
   Mbarrier full[stages], empty[stages];
 };
 
-struct Problem {
+struct Problem : Shape {
   CUtensorMap x, y, addend, out;
-  float alpha, beta;
-  int n, k_tiles;
-  bool x_is_y;
-
-  __host__ __device__ int tiles() const { return n / tile_side; }  // along a side
-  __host__ __device__ int count() const { return tiles() * (tiles() + 1) / 2; }
-};
-
-/// Origin of this block's tile in its matrix, and the first row of that matrix in the batch.
-struct TilePosition {
-  int row, col, matrix;
-
-  __device__ explicit TilePosition(const Problem& p) : row(0), matrix(static_cast<int>(blockIdx.x) / p.count() * p.n) {
-    int index = static_cast<int>(blockIdx.x) % p.count();
-    for (; index >= p.tiles() - row; ++row) index -= p.tiles() - row;
-    col = (row + index) * tile_side;
-    row *= tile_side;
-  }
-  __device__ bool diagonal() const { return row == col; }
-  /// Whether the same rows of one matrix are both factors.
-  __device__ bool one_factor(const Problem& p) const { return p.x_is_y && diagonal(); }
-  /// Whether the part below the diagonal is the mirror image of the one above: rounding makes products of two factors
-  /// asymmetric, and further products would multiply that.
-  __device__ bool mirrored(const Problem& p) const { return diagonal() && !p.x_is_y; }
+  int k_tiles;
 };
 
 /// Producer, one thread.
@@ -87,61 +57,22 @@ __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition&
   }
 }
 
-/// Address of this lane's row of a 16 x 16 block for stmatrix(), and for stmatrix_transposed().
-__device__ __forceinline__ std::uint32_t block_at(const std::byte* columns, int row, int chunk) {
-  const int lane = threadIdx.x % 32;
-  return shared_address(columns) + swizzled(row + lane % 16, chunk + lane / 16);
-}
+/// Address of this lane's row of a 16 x 16 block for stmatrix_transposed().
 __device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* columns, int row, int chunk) {
   const int lane = threadIdx.x % 32;
   return shared_address(columns) + swizzled(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
 }
 
-/// A warp's 8 x 8 matrix of 16-bit elements, transposed.
-__device__ __forceinline__ std::uint32_t transposed(std::uint32_t matrix) {
-  std::uint32_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(matrix));
-  return out;
-}
-
-/// Replaces what is below the diagonal of a 16 x 16 block by the mirror image of what is above.
-__device__ __forceinline__ void mirror_block(std::uint32_t (&pairs)[4]) {
-  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
-  const std::uint32_t own = (row <= column ? 0x0000FFFFu : 0) | (row <= column + 1 ? 0xFFFF0000u : 0);
-#pragma unroll
-  for (const int k : {0, 3}) pairs[k] = (pairs[k] & own) | (transposed(pairs[k]) & ~own);
-  pairs[1] = transposed(pairs[2]);
-}
-
-/// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image: below
-/// the diagonal of a tile that is `mirrored`, else in `mirror`.
-template <class T>
-__device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Problem& p,
-                                      const float (&accumulator)[tile_side / 2], int warp, bool mirrored) {
-  constexpr int warps = consumer_rows / 16;  // warps of a consumer
-#pragma unroll
-  for (int i = 0; i < tile_side / 16; ++i) {
-    if (mirrored && i < warp) continue;
-    const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);
-    std::uint32_t pairs[4];
-    if (p.beta != 0) ldmatrix(pairs, at);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      float low = p.alpha * accumulator[8 * i + 2 * k], high = p.alpha * accumulator[8 * i + 2 * k + 1];
-      if (p.beta != 0) {
-        const float2 addend = unpack_pair<T>(pairs[k]);
-        low += p.beta * addend.x;
-        high += p.beta * addend.y;
-      }
-      pairs[k] = pack_pair<T>(low, high);
-    }
-    if (mirrored && i == warp) mirror_block(pairs);
-    stmatrix(at, pairs);
-    if (mirrored && i == warp) continue;
-    std::byte* const image = mirrored ? direct[warp / warps] : mirror[warp / warps];
-    stmatrix_transposed(transposed_block_at(image, 16 * i, warp % warps * 2), pairs);
+struct Stores {
+  static __device__ __forceinline__ void direct(const std::byte* columns, int row, int chunk,
+                                                const std::uint32_t (&pairs)[4]) {
+    stmatrix(block_at(columns, row, chunk), pairs);
   }
-}
+  static __device__ __forceinline__ void turned(const std::byte* columns, int row, int chunk,
+                                                const std::uint32_t (&pairs)[4]) {
+    stmatrix_transposed(transposed_block_at(columns, row, chunk), pairs);
+  }
+};
 
 /// Consumer, a warpgroup: mainloop and epilogue on its rows of the tile.
 template <class T, int stages>
@@ -149,7 +80,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
   PipelineState<stages> at;
   const bool one_factor = tile.one_factor(p);
-  float accumulator[tile_side / 2];
+  GemmFragment accumulator;
   int before = 0;
   for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
     mbarrier_wait(s.full[at.stage], at.parity);
@@ -175,7 +106,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   auto& direct = s.k_tile[at.stage];
   auto& mirror = s.k_tile[(at.stage + 1) % stages];
   const bool mirrored = tile.mirrored(p);
-  stage<T>(direct, mirror, p, accumulator, warp, mirrored);
+  stage<T, Stores>(direct, mirror, p, accumulator, warp, mirrored);
   fence_async_proxy();
   if (mirrored) {
     named_barrier_sync(all_summed, consumer_threads);
@@ -221,12 +152,7 @@ void launch_gemm(Stream stream, const Problem& p, int count) {
   const auto kernel = symmetric_gemm_kernel<T, blocks_per_sm>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
-}
-
-template <class T>
-bool fits(Mat<const T> x, Mat<T> out) {
-  return computes_triangle(x.rows, x.cols) && x.ld == x.cols && out.ld == out.cols;
+  cuda::launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
 }
 
 /// Map of `count` matrices, one below the other. TMA moves elements of 16 bits, whatever their format is.
@@ -235,7 +161,8 @@ CUtensorMap batch_map(Mat<const T> m, int count, int box_rows) {
   return column_map({reinterpret_cast<const bf16*>(m.data), count * m.rows, m.cols}, box_rows, panel_columns);
 }
 
-/// out = alpha x yᵀ + beta addend, symmetric.
+}  // namespace
+
 template <class T>
 void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
                       Mat<T> out) {
@@ -249,6 +176,7 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   p.alpha = options.alpha;
   p.beta = options.beta;
   p.n = x.rows;
+  p.k = x.cols;
   p.k_tiles = x.cols / tile_k;
   p.x_is_y = x.data == y.data;
   if (count * p.count() > sm_count()) {
@@ -258,30 +186,7 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   }
 }
 
-}  // namespace
+template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, Mat<bf16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>, Mat<fp16>);
 
-template <class T>
-void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
-                    Mat<const std::type_identity_t<T>> addend, Mat<T> out) {
-  assert(out.rows == x.rows && out.cols == x.rows && out.data != x.data && out.data != addend.data);
-  if (fits<T>(x, out)) return compute_triangle<T>(stream, options, x, x, addend, out);
-  const Mat<const T> c = options.beta != 0 ? addend : out;
-  gemm<T, T, T>(stream, options, Op::none, x, Op::transpose, x, c, out);
-}
-
-template <class T>
-void symmetric_product(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
-                       Mat<const std::type_identity_t<T>> y, Mat<T> out) {
-  assert(x.cols == x.rows && y.rows == x.rows && y.cols == x.rows && out.rows == x.rows && out.cols == x.rows);
-  assert(out.data != x.data && out.data != y.data && y.ld == x.ld);
-  if (fits<T>(x, out)) return compute_triangle<T>(stream, options, x, y, y, out);
-  gemm<T, T, T>(stream, options, Op::none, x, Op::none, y, y, out);
-}
-
-#define NANORUN_SYMMETRIC(T)                                                                    \
-  template void symmetric_gemm(Stream, const GemmOptions&, Mat<const T>, Mat<const T>, Mat<T>); \
-  template void symmetric_product(Stream, const GemmOptions&, Mat<const T>, Mat<const T>, Mat<T>);
-NANORUN_SYMMETRIC(bf16)
-NANORUN_SYMMETRIC(fp16)
-
-}  // namespace nanorun::kernels::cuda
+}  // namespace nanorun::kernels::cuda::hopper

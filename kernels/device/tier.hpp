@@ -1,0 +1,42 @@
+#pragma once
+// Tiers: where one CUDA body cannot be fast on every GPU, an op has one for Hopper (TMA, wgmma; compute capability 9.0)
+// and one for Ampere and whatever came after it (cp.async, mma.sync; 8.0 and up). The bodies lie in <op>_sm90.cu and
+// <op>_sm80.cu, in the namespaces hopper and ampere, and what they share in <op>.cuh. NANORUN_DECLARE_TIERED_OPS and
+// NANORUN_DECLARE_TIERED declare them, and NANORUN_ON_TIER calls one.
+
+#include "kernels/device/op.hpp"
+
+namespace nanorun::kernels::cuda {
+
+enum class Tier { none, ampere, hopper };
+
+/// The tier whose bodies a device of this compute capability (10 major + minor) takes; none where this build has no
+/// code for it. The variable NANORUN_TIER, "8.0", makes devices of any higher capability take the bodies for that one.
+/// Throws std::invalid_argument where the variable is neither 8.0 nor 9.0.
+Tier tier_of(int capability);
+
+/// Tier of the device that is current in the first call: a process uses one device.
+Tier device_tier();
+
+/// Throws std::logic_error.
+[[noreturn]] void refuse_fp8();
+
+}  // namespace nanorun::kernels::cuda
+
+// NANORUN_ON_TIER(f<T>(x)) is f<T>(x) of the device's tier. A build may have the bodies of one tier alone.
+#if NANORUN_HOPPER && NANORUN_AMPERE
+#define NANORUN_ON_TIER(...) \
+  (device_tier() == ::nanorun::kernels::cuda::Tier::hopper ? hopper::__VA_ARGS__ : ampere::__VA_ARGS__)
+#elif NANORUN_HOPPER
+#define NANORUN_ON_TIER(...) (hopper::__VA_ARGS__)
+#else
+#define NANORUN_ON_TIER(...) (ampere::__VA_ARGS__)
+#endif
+
+// The call of a function that hopper alone has: products in 8 bits. A device of another tier never needs it, as its
+// has_fp8() is false.
+#if NANORUN_HOPPER
+#define NANORUN_ON_HOPPER(...) (hopper::__VA_ARGS__)
+#else
+#define NANORUN_ON_HOPPER(...) ::nanorun::kernels::cuda::refuse_fp8()
+#endif
