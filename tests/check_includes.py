@@ -10,7 +10,7 @@ from pathlib import Path
 FOLDERS = """
 kernels/device     device, streams, views of tensors; helpers of all kernels; ops on memory
 kernels/hopper     what Hopper alone has: TMA, wgmma, mbarrier; the fused GEMM
-kernels/ampere     what all GPUs since Ampere have: cp.async, mma.sync; the fused GEMM of those before and after Hopper
+kernels/ampere     what takes its place on other GPUs: cp.async, mma.sync; the fused GEMM
 kernels/linear     products with weights, and what is fused with them
 kernels/attention  attention, its projection, and what is done to its heads
 kernels/lm_head    the LM head and the loss

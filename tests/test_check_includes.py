@@ -72,7 +72,10 @@ class CheckIncludes(unittest.TestCase):
 
     def test_what_hopper_alone_has_is_marked(self):
         self.assertEqual(self.breaches("kernels/stream/embedding_sm90.cu", '#include "kernels/hopper/sm90.cuh"'), [])
-        self.assert_breach("kernels/stream/norm.cu", '#include "kernels/hopper/sm90.cuh"')
+        self.assertEqual(self.breaches("kernels/stream/embedding_sm80.cu", '#include "kernels/ampere/sm80.cuh"'), [])
+        for module, header in (("norm", "hopper/sm90"), ("norm", "ampere/sm80"), ("norm_sm80", "hopper/sm90"),
+                               ("norm_sm90", "ampere/sm80")):
+            self.assert_breach(f"kernels/stream/{module}.cu", f'#include "kernels/{header}.cuh"')
 
     def test_kernels_never_include_src(self):
         self.assert_breach("kernels/lm_head/lm_head.cpp", '#include "src/model/model.hpp"')

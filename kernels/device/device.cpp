@@ -80,6 +80,9 @@ std::string device_identity(int) { return {}; }
 std::string device_name(int) { return on_host ? "CPU" : Kokkos::DefaultExecutionSpace::name(); }
 std::string device_bus_id(int) { return {}; }
 int device_capability(int) { return 0; }
+std::string device_kernels(int) { return {}; }
+std::string kernels_of_build() { return {}; }
+bool has_fp8() { return true; }
 std::size_t device_memory(int) { return 0; }
 int driver_version() { return 0; }
 int runtime_version() { return 0; }

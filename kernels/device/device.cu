@@ -8,6 +8,7 @@
 #include "kernels/device/error.cuh"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/ordered_sum.hpp"
+#include "kernels/device/tier.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -91,7 +92,10 @@ int runtime_version() {
   return version;
 }
 
-void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+void use_device(int device) {
+  check(cudaSetDevice(device), "cudaSetDevice");
+  take_tier_of(device);
+}
 
 std::size_t device_memory_in_use() {
   std::size_t free = 0, total = 0;

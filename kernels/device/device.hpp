@@ -57,8 +57,6 @@ inline constexpr std::size_t attention_counter_bytes = 64 + (2 << 20);
 /// The first part was measured on H100 and H200 with CUDA 13.0.
 inline constexpr std::size_t runtime_bytes =
     616'000'000 + gemm_timing_bytes + ordered_sum_bytes + attention_counter_bytes;
-/// Code for sm_90a runs on this compute capability only, not on newer ones.
-inline constexpr int code_capability = 90;
 
 struct Event {
   void* handle = nullptr;  ///< cudaEvent_t
@@ -78,6 +76,14 @@ NANORUN_DECLARE_OPS({
   std::string device_bus_id(int device);
   /// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
   int device_capability(int device);
+  /// For which compute capability the kernels are that the device takes: "9.0a" those for Hopper alone, "8.0" those for
+  /// every GPU since Ampere. Empty where this build has none for it, and in portable builds. Throws
+  /// std::invalid_argument where the variable NANORUN_TIER, which can withhold Hopper's, is neither 8.0 nor 9.0.
+  std::string device_kernels(int device);
+  /// For which compute capabilities this build has kernels: "9.0a, 8.0 and higher"; empty in portable builds.
+  std::string kernels_of_build();
+  /// Whether the device in use, else one that is there, multiplies numbers of 8 bits. Portable builds emulate that.
+  bool has_fp8();
   /// Bytes of memory of the device; 0 in portable builds, which share the host's.
   std::size_t device_memory(int device);
   /// The newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver, and in portable builds.

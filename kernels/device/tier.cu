@@ -2,7 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -13,13 +13,18 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
-constexpr int ampere_capability = 80, hopper_capability = 90;
+constexpr int hopper_capability = 90;
+#if NANORUN_AMPERE
+const std::string ampere_kernels = std::to_string(NANORUN_AMPERE / 10) + "." + std::to_string(NANORUN_AMPERE % 10);
+#endif
+
+std::atomic<Tier> taken = Tier::none;
 
 /// The capability that NANORUN_TIER states; a large one where it is not set.
 int most_capability() {
   const char* const text = std::getenv("NANORUN_TIER");
   if (text == nullptr || *text == '\0') return 1000;
-  if (text == std::string("8.0")) return ampere_capability;
+  if (text == std::string("8.0")) return 80;
   if (text == std::string("9.0")) return hopper_capability;
   throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0 or 9.0");
 }
@@ -39,13 +44,44 @@ Tier tier_of(int capability) {
 }
 
 Tier device_tier() {
-  static const Tier tier = [] {
-    int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    return tier_of(device_capability(device));
-  }();
-  return tier;
+  Tier tier = taken;
+  if (tier != Tier::none) return tier;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    cudaGetLastError();
+    return Tier::hopper;
+  }
+  take_tier_of(device);
+  return taken;
 }
+
+void take_tier_of(int device) {
+  const int capability = device_capability(device);
+  const Tier tier = tier_of(capability);
+  if (tier == Tier::none) {
+    throw std::runtime_error("no kernels for compute capability " + std::to_string(capability / 10) + "." +
+                             std::to_string(capability % 10));
+  }
+  taken = tier;
+}
+
+std::string device_kernels(int device) {
+  switch (tier_of(device_capability(device))) {
+    case Tier::hopper: return "9.0a";
+    case Tier::ampere: return ampere_kernels;
+    default: return "";
+  }
+}
+
+std::string kernels_of_build() {
+  std::string text = tier_of(hopper_capability) == Tier::hopper ? "9.0a" : "";
+#if NANORUN_AMPERE
+  text += (text.empty() ? "" : ", ") + ampere_kernels + " and higher";
+#endif
+  return text;
+}
+
+bool has_fp8() { return device_tier() == Tier::hopper; }
 
 void refuse_fp8() { throw std::logic_error("products in 8 bits are for Hopper's tier"); }
 

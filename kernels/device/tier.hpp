@@ -11,12 +11,16 @@ namespace nanorun::kernels::cuda {
 enum class Tier { none, ampere, hopper };
 
 /// The tier whose bodies a device of this compute capability (10 major + minor) takes; none where this build has no
-/// code for it. The variable NANORUN_TIER, "8.0", makes devices of any higher capability take the bodies for that one.
-/// Throws std::invalid_argument where the variable is neither 8.0 nor 9.0.
+/// code for it. The variable NANORUN_TIER, "8.0", gives Hopper the bodies of the other GPUs. Throws
+/// std::invalid_argument where it is neither 8.0 nor 9.0.
 Tier tier_of(int capability);
 
-/// Tier of the device that is current in the first call: a process uses one device.
+/// Tier of the process's device, which use_device() makes known; before that, of the device that is current. Without a
+/// device that of an H100, so that a dry run can plan for GPUs on any machine.
 Tier device_tier();
+
+/// Called by use_device().
+void take_tier_of(int device);
 
 /// Throws std::logic_error.
 [[noreturn]] void refuse_fp8();

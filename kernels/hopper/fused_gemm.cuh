@@ -340,7 +340,8 @@ struct Gemm {
   static Rows rows(Mat<const bf16> x) { return staged_map(x); }
   static Halves halves(Mat<const bf16> x) { return half_panel_map(x, warp_rows, tile_n); }
   template <class Op>
-  static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
+  static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a,
+                     Mat<const OperandB<Op>> b) {
     launch_gemm(name, stream, op, cols, a, b);
   }
 };

@@ -33,7 +33,10 @@ RankDevice device_of(int rank, int rank_on_node) {
     device.identity = ops::device_identity(device.number);
     device.name = ops::device_name(device.number);
     device.capability = ops::device_capability(device.number);
+    device.kernels = ops::device_kernels(device.number);
     device.memory = ops::device_memory(device.number);
+  } catch (const std::invalid_argument& error) {
+    throw Error(ExitCode::usage, error.what());
   } catch (const std::runtime_error& error) {
     throw Error(ExitCode::internal,
                 fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, device.node, error.what()));
@@ -73,12 +76,11 @@ void require_usable_device(int rank, const RankDevice& device) {
         " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with CUDA_VISIBLE_DEVICES "
         "unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs");
   }
-  constexpr int needed = kernels::cuda::code_capability;
-  if (device.runtime > 0 && device.capability != needed) {
+  if (device.runtime > 0 && device.kernels.empty()) {
     refuse(fmt::format(
-        ": {} has compute capability {}.{}; this build has code for {}.{}a: run it on H100 or H200 GPUs, or "
-        "build it with -DNANORUN_CUDA=OFF to compute on CPUs",
-        device.name, device.capability / 10, device.capability % 10, needed / 10, needed % 10));
+        ": {} has compute capability {}.{}; this build has kernels for {}: run it on such GPUs, build it with "
+        "CMAKE_CUDA_ARCHITECTURES naming the GPU's own, from 80 on, or with -DNANORUN_CUDA=OFF to compute on CPUs",
+        device.name, device.capability / 10, device.capability % 10, ops::kernels_of_build()));
   }
 }
 
@@ -123,7 +125,11 @@ std::string idle_devices(const std::vector<RankDevice>& devices) {
 }
 
 double peak_flops(const std::string& device_name) {
-  static const std::map<std::string, double> peaks = {{"NVIDIA H100 80GB HBM3", 989.4e12},
+  static const std::map<std::string, double> peaks = {{"NVIDIA A100-SXM4-40GB", 312e12},
+                                                      {"NVIDIA A100-SXM4-80GB", 312e12},
+                                                      {"NVIDIA A100-PCIE-40GB", 312e12},
+                                                      {"NVIDIA A100 80GB PCIe", 312e12},
+                                                      {"NVIDIA H100 80GB HBM3", 989.4e12},
                                                       {"NVIDIA H100 PCIe", 756e12},
                                                       {"NVIDIA H200", 989.4e12},
                                                       {"NVIDIA GH200 120GB", 989.4e12},

@@ -21,6 +21,7 @@ struct RankDevice {
   int visible = 0;           ///< devices that the rank sees
   int number = -1;           ///< number of the device among those that are visible
   int capability = 0;        ///< compute capability of the device, 10 major + minor
+  std::string kernels;       ///< ops::device_kernels() of the device
   std::uint64_t memory = 0;  ///< bytes of the device; 0 where ranks share the memory of the host
   int driver = 0;            ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
   int runtime = 0;           ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without

@@ -125,7 +125,8 @@ std::string evaluate(Context& context, const EvalOptions& options) {
   const std::vector<std::uint64_t> bytes_of = bytes_of_tokens(options, header, config, comm, data);
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
-  Model<Real> model(config, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),
+  const Config computed = computed_config(config);
+  Model<Real> model(computed, trained.table, trained.weights, {}, data.end_of_text(), context.stream(),
                     context.upload_stream());
   context.require_room_for_gemms();
   Trace trace = untraced(comm, context.stream());

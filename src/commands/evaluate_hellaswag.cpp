@@ -149,7 +149,9 @@ std::string evaluate_hellaswag(Context& context, const EvalOptions& options) {
   context.open_device(config.run.reproducible);
 
   const TrainedWeights trained(comm, options.checkpoint, header, config, context.stream());
-  Model<Real> model(config, trained.table, trained.weights, {}, end_of_text, context.stream(), context.upload_stream());
+  const Config computed = computed_config(config);
+  Model<Real> model(computed, trained.table, trained.weights, {}, end_of_text, context.stream(),
+                    context.upload_stream());
   context.require_room_for_gemms();
   Trace trace = untraced(comm, context.stream());
   const long step = header.progress.step;

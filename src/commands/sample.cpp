@@ -93,7 +93,7 @@ class Continuation {
  public:
   Continuation(Context& context, const Config& config, const TrainedWeights& trained, Token end_of_text, long step)
       : context_(context),
-        config_(config),
+        config_(computed_config(config)),
         trained_(trained),
         end_of_text_(end_of_text),
         step_(step),

@@ -402,4 +402,7 @@ int turning_pairs(const ModelConfig& model);
 /// Format of the LM head's GEMMs in training: head.precision, with "auto" as this build takes it.
 kernels::LmHeadPrecision lm_head_precision(const Config& config);
 
+/// The deck as the device in use computes it: in bf16 what the deck has in fp8, where the device has no such products.
+Config computed_config(Config config);
+
 }  // namespace nanorun

@@ -11,7 +11,7 @@ using kernels::Token;
 
 template <class T>
 Learner<T>::Learner(const Config& config_, Comm& comm, Token end_of_text, const Streams& streams)
-    : config(config_),
+    : config(computed_config(config_)),
       stream(streams.compute),
       tensor_comm(comm, streams.collectives, config.comm),
       table(parameter_table(config, tensor_comm.layout().nodes())),

@@ -36,7 +36,7 @@ struct Learner {
   /// Enqueues copies of the results of a step to the host: loss, sum of squares, largest magnitudes.
   void collect();
 
-  Config config;           ///< a copy, to which model and optimizer refer
+  Config config;           ///< computed_config(), to which model and optimizer refer
   kernels::Stream stream;  ///< stream of the ops
   TensorComm tensor_comm;
   ParameterTable table;

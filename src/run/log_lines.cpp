@@ -44,19 +44,24 @@ std::string products_in_fp8(const Config& config) {
 
 }  // namespace
 
-std::vector<std::string> opening_lines(const Config& config, const LogHead& head) {
+std::vector<std::string> opening_lines(const Config& deck, const LogHead& head) {
+  const Config config = computed_config(deck);
   const bool fp8 = lm_head_precision(config) == kernels::LmHeadPrecision::fp8;
   std::vector<std::string> lines = {build_name()};
   for (const std::string& line : provenance_lines(head.provenance)) lines.push_back(line);
   lines.push_back(fmt::format("{} rank{}, {} parameters, output in {}", head.ranks, head.ranks == 1 ? "" : "s",
                               head.table.size(), head.output));
-  lines.push_back(fmt::format("device {}, head in {}{}{}{}{}", head.device,
+  lines.push_back(fmt::format("device {}{}, head in {}{}{}{}{}", head.device,
+                              head.kernels.empty() ? "" : fmt::format(" (kernels for {})", head.kernels),
                               fp8                ? "fp8"
                               : computes_in_fp32 ? "fp32"
                                                  : "bf16",
                               products_in_fp8(config), config.run.reproducible ? ", reproducible" : "",
                               head.ranks > 1 ? ", tensors travel through " : "", head.transport));
   lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
+  if (lm_head_precision(deck) != lm_head_precision(config) || products_in_fp8(deck) != products_in_fp8(config)) {
+    lines.push_back("the device has no products in fp8: those of the deck are computed in bf16");
+  }
   if (!head.device_note.empty()) lines.push_back(head.device_note);
   for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
   for (std::string& warning : average_warnings(config, head.table)) lines.push_back(std::move(warning));

@@ -22,6 +22,7 @@ struct LogHead {
   std::string transport;                     ///< TensorComm::transport()
   std::vector<std::string> transport_notes;  ///< TensorComm::notes()
   std::string device_note;                   ///< Context::device_note()
+  std::string kernels = {};                  ///< ops::device_kernels() of the device
 };
 /// The head of the log: program and start, model, output, device, and warnings of groups that name no tensor and of a
 /// head.scale_g that does not suit the deck.

@@ -114,8 +114,13 @@ std::string provenance_json(const Provenance& p, std::size_t max_size) {
 std::string info_text() {
   Facts facts = program_facts();
 #if NANORUN_CUDA
+  facts.emplace_back("kernels", ops::kernels_of_build());
   std::vector<std::pair<std::string, int>> devices;
-  for (int i = 0; i < ops::device_count(); ++i) count(devices, ops::device_name(i));
+  for (int i = 0; i < ops::device_count(); ++i) {
+    const std::string kernels = ops::device_kernels(i);
+    const std::string text = kernels.empty() ? "no kernels" : "kernels for " + kernels;
+    count(devices, fmt::format("{} ({})", ops::device_name(i), text));
+  }
   for (const auto& [name, number] : devices) facts.emplace_back("gpus", fmt::format("{} x {}", number, name));
   if (devices.empty()) facts.emplace_back("gpus", "none");
 #endif

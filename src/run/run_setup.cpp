@@ -99,7 +99,8 @@ void RunSetup::introduce() {
                      .device = ops::device_name(context.device()),
                      .transport = learner.tensor_comm.transport(),
                      .transport_notes = learner.tensor_comm.notes(),
-                     .device_note = context.device_note()};
+                     .device_note = context.device_note(),
+                     .kernels = ops::device_kernels(context.device())};
   for (const std::string& line : opening_lines(config, head)) log.line(line);
   if (const std::string line = stop.taken_signal(); !line.empty()) log.line(line);
 }

@@ -174,7 +174,8 @@ void PlannedSending::raise_to(const PlannedSending& other) {
   bytes_between = std::max(bytes_between, other.bytes_between);
 }
 
-MemoryPlan memory_of(const Config& config, const ParameterTable& table, const NodeLayout& layout) {
+MemoryPlan memory_of(const Config& deck, const ParameterTable& table, const NodeLayout& layout) {
+  const Config config = computed_config(deck);
   MemoryPlan memory;
   for (const Bucket& bucket : table.buckets()) {
     memory.weights += static_cast<double>(bucket.size() * weight_bytes(bucket.scalars()));

@@ -19,13 +19,13 @@ class Refused(FaultTest):
         self.assertFalse(self.run_folder().exists())
 
     def test_other_model(self):
-        self.check_refused(["13000 8 80 NVIDIA A100-SXM4-40GB"] * 2, "nanorun: rank 0 on node ",
-                           ": NVIDIA A100-SXM4-40GB has compute capability 8.0; this build has code for 9.0a")
+        self.check_refused(["13000 8 70 Tesla V100-SXM2-32GB"] * 2, "nanorun: rank 0 on node ",
+                           ": Tesla V100-SXM2-32GB has compute capability 7.0; this build has kernels for 9.0a, 8.0 "
+                           "and higher: ")
 
     def test_ranks_of_several_models(self):
-        ranks = ["13000 8 90 NVIDIA H100"] * 2 + ["13000 8 100 NVIDIA B200", "13000 8 80 NVIDIA A100"]
-        self.check_refused(ranks, "nanorun: rank 2 on node ",
-                           ": NVIDIA B200 has compute capability 10.0; this build has code for 9.0a")
+        ranks = ["13000 8 90 NVIDIA H100"] * 2 + ["13000 8 75 Tesla T4", "13000 8 80 NVIDIA A100"]
+        self.check_refused(ranks, "nanorun: rank 2 on node ", ": Tesla T4 has compute capability 7.5; this build has ")
 
     def test_old_driver(self):
         self.check_refused(["13000 2 90 NVIDIA H100", "12040 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
@@ -42,9 +42,17 @@ class Refused(FaultTest):
         self.check_refused(["13000 2 90 NVIDIA H100"] * 2, "nanorun: a rank needs ", " of memory and has 64 MiB; ",
                            memory=(80 << 30, 64 << 20))
 
-    def test_hopper_is_opened(self):
-        job = self.open(["13000 2 90 NVIDIA H200"] * 2, code=1, memory=[141 << 30] * 2)
-        self.assertIn("opened by cudaSetDevice", job.text())
+    def test_all_since_ampere_are_opened(self):
+        for capability, name in ((90, "NVIDIA H200"), (80, "NVIDIA A100-SXM4-80GB"), (120, "NVIDIA RTX PRO 6000")):
+            job = self.open([f"13000 2 {capability} {name}"] * 2, code=1, memory=[80 << 30] * 2)
+            self.assertIn("opened by cudaSetDevice", job.text())
+
+    def test_unknown_tier(self):
+        os.environ["NANORUN_TIER"] = "7.5"
+        try:
+            self.check_refused(["13000 2 90 NVIDIA H100"], "nanorun: NANORUN_TIER=7.5: it is 8.0 or 9.0")
+        finally:
+            del os.environ["NANORUN_TIER"]
 
 
 if __name__ == "__main__":

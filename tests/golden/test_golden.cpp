@@ -81,6 +81,7 @@ void compare(const std::string& name, Tolerance tolerance = {}) {
   if (!computes_in_fp32) {
     if (!takes_heads_of(config.model.head_dim)) GTEST_SKIP() << "no heads of " << config.model.head_dim << " on GPUs";
     if (config.head.precision == LmHeadChoice::fp32) config.head.precision = LmHeadChoice::bf16;
+    if (config.head.precision == LmHeadChoice::fp8 && !ops::has_fp8()) GTEST_SKIP() << "no products of 8 bits";
     tolerance = bf16_tolerance;
   }
   TinyTraining training(config, read_bin_tokens(folder + "tokens.bin"), golden.at("end_of_text"), test_comm());

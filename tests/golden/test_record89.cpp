@@ -175,6 +175,7 @@ struct Fp8Tolerance {
 
 void compare_fp8(const std::string& name, const Config& config, Start start, const Fp8Tolerance& tolerance = {}) {
   SKIP_WITHOUT_HEADS_OF_128(config)
+  if (!ops::has_fp8()) GTEST_SKIP() << "the device has no products of 8 bits";
   const nlohmann::json golden = nlohmann::json::parse(read_text(folder + name + ".json"));
   TinyTraining training(config, flat(golden.at("sequences")), 60, test_comm());
   training.model.set_prefixes(golden.at("prefix_table").get<std::vector<std::int32_t>>());

@@ -137,13 +137,17 @@ class Cuda(Dependencies):
 
     def test_architectures_are_the_user_s(self):
         self.assertIn("arch=compute_90a,code=[compute_90a,sm_90a]", self.flags())
+        self.assertIn("arch=compute_80,code=[compute_80]", self.flags())
+        self.assertNotIn("compute_80", self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a"))
+        self.assertIn("arch=compute_86,code=[sm_86]", self.flags("-DCMAKE_CUDA_ARCHITECTURES=86-real;90a"))
         self.assertIn("arch=compute_90a,code=[sm_90a]",
                       self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a-real",
                                  f"-DCMAKE_MODULE_PATH={self.modules_of_cmake_3_25()}"))
 
     def test_architectures_without_the_instructions_are_refused(self):
-        said = self.refusal("-DNANORUN_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=80")
-        self.assertIn("CMAKE_CUDA_ARCHITECTURES=80: the CUDA kernels need what sm_90a alone has", said)
+        for names in ("75", "90a;70", "native"):
+            said = self.refusal("-DNANORUN_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={names}")
+            self.assertIn(f"CMAKE_CUDA_ARCHITECTURES={names}: the CUDA kernels need compute capability 8.0", said)
 
 
 if __name__ == "__main__":

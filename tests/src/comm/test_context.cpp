@@ -18,10 +18,11 @@ RankDevice rank_device(const char* node, const char* identity, int visible = 8) 
 }
 
 /// The GPU of a rank whose program has CUDA 13.0, with the newest driver for it.
-RankDevice gpu(const char* name, int capability) {
+RankDevice gpu(const char* name, int capability, const char* kernels) {
   RankDevice made = rank_device("n7", "u0");
   made.name = name;
   made.capability = capability;
+  made.kernels = kernels;
   made.driver = made.runtime = 13000;
   return made;
 }
@@ -59,21 +60,17 @@ std::string refusal(const RankDevice& device) {
   return error_of([&] { require_usable_device(3, device); }, ExitCode::usage);
 }
 
-TEST(Devices, HopperPasses) {
-  EXPECT_EQ(refusal(gpu("NVIDIA H100 80GB HBM3", 90)), "");
-  EXPECT_EQ(refusal(gpu("NVIDIA H200", 90)), "");
-  EXPECT_EQ(refusal(gpu("NVIDIA GH200 480GB", 90)), "");
+TEST(Devices, OneWithKernelsPasses) {
+  EXPECT_EQ(refusal(gpu("NVIDIA H100 80GB HBM3", 90, "9.0a")), "");
+  EXPECT_EQ(refusal(gpu("NVIDIA A100-SXM4-40GB", 80, "8.0")), "");
 }
 
-TEST(Devices, OneWithoutCodeIsRefused) {
-  const auto begin = [](const char* name, const char* capability) {
-    return fmt::format("rank 3 on node n7: {} has compute capability {}; this build has code for 9.0a: ", name,
-                       capability);
-  };
-  EXPECT_EQ(refusal(gpu("NVIDIA A100-SXM4-40GB", 80)).find(begin("NVIDIA A100-SXM4-40GB", "8.0")), 0);
-  EXPECT_EQ(refusal(gpu("NVIDIA L40S", 89)).find(begin("NVIDIA L40S", "8.9")), 0);
-  EXPECT_EQ(refusal(gpu("NVIDIA B200", 100)).find(begin("NVIDIA B200", "10.0")), 0);
-  EXPECT_EQ(refusal(gpu("NVIDIA RTX PRO 6000", 120)).find(begin("NVIDIA RTX PRO 6000", "12.0")), 0);
+TEST(Devices, OneWithoutKernelsIsRefused) {
+  for (const auto& [name, capability, text] : {std::tuple("Tesla V100", 70, "7.0"), {"NVIDIA B200", 100, "10.0"}}) {
+    const std::string begin = fmt::format(
+        "rank 3 on node n7: {} has compute capability {}; this build has kernels for ", name, text);
+    EXPECT_EQ(refusal(gpu(name, capability, "")).find(begin), 0) << refusal(gpu(name, capability, ""));
+  }
 }
 
 TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
@@ -91,7 +88,7 @@ TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
 }
 
 TEST(Devices, DriverOfTheSameMajorVersionPasses) {
-  RankDevice other = gpu("NVIDIA H100", 90);
+  RankDevice other = gpu("NVIDIA H100", 90, "9.0a");
   other.runtime = 13020;
   EXPECT_EQ(refusal(other), "");
   other.driver = 14000;
@@ -142,8 +139,8 @@ TEST(Peaks, AreOfModelsByTheirFullNames) {
 }
 
 TEST(Peaks, AddUpOverTheRanks) {
-  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H100 PCIe", 90)}), 989.4e12 + 756e12);
-  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90), gpu("NVIDIA H200 NVL", 90)}), 0);
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90, "9.0a"), gpu("NVIDIA H100 PCIe", 90, "9.0a")}), 989.4e12 + 756e12);
+  EXPECT_EQ(peak_flops({gpu("NVIDIA H200", 90, "9.0a"), gpu("NVIDIA H200 NVL", 90, "9.0a")}), 0);
   EXPECT_EQ(peak_flops(std::vector<RankDevice>()), 0);
 }
 

@@ -49,10 +49,13 @@ class Nanorun(CMakePackage, CudaPackage):
 
     with when("+cuda"):
         depends_on("cuda@13:")
-        # The kernels are for compute capability 9.0 with what 90a alone has; other packages may know 90 only.
-        requires("cuda_arch=90a", "cuda_arch=90", policy="one_of", msg="the CUDA kernels are for H100 and H200: 90a")
-        for arch in ("90", "90a"):
-            depends_on(f"nccl +cuda cuda_arch={arch}", when=f"cuda_arch={arch}")
+        conflicts("cuda_arch=none", msg="name the architectures of the GPUs, such as 90a (H100) or 80 (A100)")
+        for arch in CudaPackage.cuda_arch_values:
+            if int(arch.rstrip("af")) < 80:
+                conflicts(f"cuda_arch={arch}", msg="the CUDA kernels are for 8.0 (A100) and higher")
+            else:
+                depends_on(f"nccl +cuda cuda_arch={arch}", when=f"cuda_arch={arch}")
+        requires("cuda_arch=90a", "cuda_arch=90", policy="one_of", when="@0.2.0", msg="0.2.0 is for H100 and H200: 90a")
 
     def cmake_args(self):
         args = [
@@ -64,7 +67,9 @@ class Nanorun(CMakePackage, CudaPackage):
             self.define("BLAS_LIBRARIES", self.spec["blas"].libs),
         ]
         if self.spec.satisfies("+cuda"):
-            args.append(self.define("CMAKE_CUDA_ARCHITECTURES", "90a"))
+            # The kernels for Hopper take what 90a alone has; other packages may know 90 only.
+            named = ["90a" if arch == "90" else arch for arch in self.spec.variants["cuda_arch"].value]
+            args.append(self.define("CMAKE_CUDA_ARCHITECTURES", ";".join(named)))
         return args
 
     @property
