@@ -200,7 +200,7 @@ struct Consumer {
     const int n = at.stage;
     const bool own = t.own(i);
     if (own) {
-      compute_delta<head_dim>(s, n, p.scratch.step_delta(t.head, i));
+      compute_delta<head_dim>(s, n, p.step_delta(t.head, i));
       release(s.delta_ready[tile_at.stage][i - t.first]);
     }
     wgmma_wait<1>();
@@ -325,34 +325,16 @@ __global__ void __launch_bounds__(tiles.threads, 1)
 
 }  // namespace
 
-template <class T>
-std::size_t attention_workspace(int length, int heads, int) {
-  WorkspaceAllocator allocator({});
-  Scratch(allocator, length, heads);
-  return allocator.used();
-}
-
-template <class T>
-void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
-                        Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
-                        const AttentionMask& mask, Workspace workspace) {
-  require_attention(in, mask, lse);
-  require_vectors("attention_backward", lse);
-  require_vectors("attention_backward", d_q);
-  require_dense("attention_backward", d_q);
-  static_assert(std::int64_t{Counters::max_steps} * step == max_attention_rows);
-  if (std::int64_t{mask.length} * separate_heads(in) > max_attention_rows) {
-    throw std::invalid_argument("attention_backward: heads times tokens exceed 2^24");
-  }
-  WorkspaceAllocator allocator(workspace);
+void hopper::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Mat<bf16> d_v, Mat<const bf16> y,
+                                Mat<const float> lse, Mat<const bf16> d_y, const AttentionInputs<bf16>& in,
+                                const AttentionMask& mask, float* delta) {
   const int heads = separate_heads(in), token_rows = rows_of_token(in);
-  const Scratch scratch(allocator, mask.length, heads);
   for_head_dim(in, [&](auto head_dim) {
     const int q_d_y_and_d_q_of_row = 2 * tile_bytes<head_dim>(1) + head_dim * static_cast<int>(sizeof(float));
     const TileScheduler scheduler(mask.length, heads, q_d_y_and_d_q_of_row);
     const Parameters p{mask,
                        scheduler,
-                       scratch,
+                       delta,
                        Counters(stream),
                        lse,
                        d_q.data,
@@ -368,9 +350,5 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
         rows_map(d_v, tiles.block, in), p);
   });
 }
-
-template std::size_t attention_workspace<bf16>(int, int, int);
-template void attention_backward(Stream, Mat<float>, Mat<bf16>, Mat<bf16>, Mat<const bf16>, Mat<const float>,
-                                 Mat<const bf16>, const AttentionInputs<bf16>&, const AttentionMask&, Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -13,30 +13,19 @@ constexpr int step = tiles.half;  ///< queries of a step of the inner loop
 constexpr int warps = tiles.consumers / 32;
 constexpr int block_steps = tiles.block / step;
 
-/// The workspace.
-struct Scratch {
-  float* delta = nullptr;  ///< [H, T]
-  int length = 0;
-
-  Scratch(WorkspaceAllocator& allocator, int length, int heads) : length(length) {
-    delta = allocator.take<float>(static_cast<std::size_t>(heads) * length);
-  }
-
-  __device__ float* step_delta(int head, int i) const {
-    return delta + static_cast<std::size_t>(head) * length + i * step;
-  }
-};
-
 struct Parameters {
   AttentionMask mask;
   TileScheduler scheduler;
-  Scratch scratch;
+  float* delta;  ///< [H, T]
   Counters counters;
   Mat<const float> lse;
   float* d_q;  ///< in panels, see attention.hpp
   float scale_log2, log2_scale, inverse_scale;
   int block_tokens, step_tokens;  ///< whose rows are a block or a step
 
+  __device__ float* step_delta(int head, int i) const {
+    return delta + static_cast<std::size_t>(head) * mask.length + i * step;
+  }
   /// Progress of step i of a head.
   __device__ StepProgress& progress(int head, int i) const { return counters.steps[head * (mask.length / step) + i]; }
 
@@ -170,7 +159,7 @@ __device__ void produce_d_y(Shared<head_dim>& s, const CUtensorMap& y, const CUt
     if (t.own(i)) {
       load_rows<head_dim>(s.d_s[n], y, i * p.step_tokens, t.head, s.d_y_full[n]);
     } else {
-      bulk_load(s.delta[n], p.scratch.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
+      bulk_load(s.delta[n], p.step_delta(t.head, i), sizeof(s.delta[n]), s.d_y_full[n]);
     }
   });
 }

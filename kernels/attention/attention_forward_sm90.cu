@@ -149,30 +149,11 @@ __device__ __forceinline__ void start_values(Values<head_dim>& y, Probabilities&
   wgmma_commit();
 }
 
-/// A thread has columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of scores. How many of them lie before
-/// `column`.
-__device__ __forceinline__ int columns_before(int column) {
-  const int x = min(max(column, 0), tiles.block);
-  return x / 8 * 2 + min(max(x % 8 - 2 * static_cast<int>(threadIdx.x % 4), 0), 2);
-}
-
-/// Bits [n, 32).
-__device__ __forceinline__ std::uint32_t bits_from(int n) { return __funnelshift_lc(0u, ~0u, n); }
-
 /// Sets the scores of forbidden pairs to minus infinity: keys k of block b outside first_key <= k <= row.
 __device__ __forceinline__ void mask_scores(Scores& s, const int* first_key, int row, int b) {
-  static_assert(tiles.block / 4 == 32, "a bit for each of this thread's columns");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int begin = first_key[8 * r] - b * tiles.block, end = row + 8 * r + 1 - b * tiles.block;
-    const std::uint32_t allowed = bits_from(columns_before(begin)) & ~bits_from(columns_before(end));
-#pragma unroll
-    for (int j = 0; j < tiles.block / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (!(allowed >> (2 * j + i) & 1)) s[4 * j + 2 * r + i] = -INFINITY;
-      }
-    }
+    mask_row(s, r, first_key[8 * r] - b * tiles.block, row + 8 * r + 1 - b * tiles.block);
   }
 }
 
@@ -387,10 +368,8 @@ __global__ void __launch_bounds__(tiles.threads, 1)
 
 }  // namespace
 
-template <class T>
-void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
-                       const AttentionMask& mask, Workspace) {
-  require_attention(in, mask, lse);
+void hopper::attention_forward(Stream stream, Mat<bf16> y, Mat<float> lse, const AttentionInputs<bf16>& in,
+                               const AttentionMask& mask) {
   for_head_dim(in, [&](auto head_dim) {
     const int k_and_v_of_row = 2 * tile_bytes<head_dim>(1);
     const Parameters p{mask,
@@ -405,8 +384,5 @@ void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const Attenti
                                        rows_map(in.v, tiles.block, in), rows_map(y, tiles.block, in), p);
   });
 }
-
-template void attention_forward(Stream, Mat<bf16>, Mat<float>, const AttentionInputs<bf16>&, const AttentionMask&,
-                                Workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -52,7 +52,7 @@ inline constexpr std::size_t gemm_timing_bytes = 160'000'000;
 /// Scratch memory of a stream for sums over thread blocks (see ordered_sum.hpp).
 inline constexpr std::size_t ordered_sum_bytes = 8 << 20;
 /// Counters of a stream by which the thread blocks of attention share their work, behind that memory (see
-/// attention_tiles_sm90.cuh).
+/// attention_tiles.cuh).
 inline constexpr std::size_t attention_counter_bytes = 64 + (2 << 20);
 /// The first part was measured on H100 and H200 with CUDA 13.0.
 inline constexpr std::size_t runtime_bytes =

@@ -1,6 +1,6 @@
 #pragma once
 // Scratch memory of the CUDA ops that sum over thread blocks, see ordered_sum.cuh, and the counters of attention, see
-// attention_tiles_sm90.cuh. A stream has its own, since its kernels run one after another; it is destroyed when the
+// attention_tiles.cuh. A stream has its own, since its kernels run one after another; it is destroyed when the
 // stream is idle:
 //   Stream stream{handle};  create_sums(stream);  ...  destroy_sums(stream);
 

@@ -10,7 +10,8 @@ struct SmLimits {
 };
 
 /// Limits of the device that is current in the first call: a process uses one device. Without a device the limits of an
-/// H100, so that a dry run can plan the memory of a GPU on any machine.
+/// H100, so that a dry run can plan the memory of a GPU on any machine. Where NANORUN_SM_SHARED_KB states a number, an
+/// SM counts as one of no more shared memory, for tests of what GPUs with less of it run.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }

@@ -152,9 +152,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"two_blocks_and_documents", 512, 2, WindowKind::block, 256, {128, 130, 300}},
                     Case{"two_rows", 384, 2, WindowKind::token, 2, {}},
                     Case{"101_rows_and_documents", 384, 2, WindowKind::token, 101, {70, 71, 257}},
+                    Case{"31_rows_near_half_blocks", 384, 4, WindowKind::token, 31, {31, 64, 97, 160}},
                     Case{"300_rows_and_documents", 2048, 6, WindowKind::token, 300, regular_documents(2048, 300)},
                     Case{"many_heads", 640, 20, WindowKind::block, 384, {200, 333}},
                     Case{"long", 2048, 6, WindowKind::block, 896, regular_documents(2048, 1000)},
+                    Case{"heads_of_64_near_half_blocks", 384, 4, WindowKind::token, everything, {31, 64, 97, 160}, 64},
                     Case{"heads_of_64", 384, 6, WindowKind::token, 101, {70, 71, 257}, 64}),
     [](const auto& info) { return info.param.name; });
 
