@@ -87,7 +87,8 @@ def may_see(module, header):
     for of, seers in MAY_SEE.items():
         if header.startswith(of) and not any(module == seer or module.startswith((f"{seer}/", f"{seer}_"))
                                              for seer in seers):
-            if not module.endswith({"kernels/hopper/": "_sm90", "kernels/ampere/": "_sm80"}.get(of, "/")):
+            endings = {"kernels/hopper/": "_sm90", "kernels/ampere/": ("_sm80", "_sm89")}
+            if not module.endswith(endings.get(of, "/")):
                 return seers
     return None
 

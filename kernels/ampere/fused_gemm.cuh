@@ -88,10 +88,25 @@ __device__ __forceinline__ void update_rows(WarpTile& tile, const Rows&, const R
   store_staged(staged, to, tile.row, tile.col);
 }
 
+/// An epilogue reads bytes where they are.
+using Bytes = Mat<const e4m3>;
+__device__ __forceinline__ void begin_bytes(WarpTile&, const Bytes&) {}
+__device__ __forceinline__ void wait_bytes(WarpTile&) {}
+__device__ __forceinline__ uint2 bytes_at(const WarpTile& tile, const Bytes& from, int r, int offset) {
+  const int lane = threadIdx.x % warp_size, row = tile.row + lane / 4 + 8 * r, col = tile.col + lane % 4 * 8 + offset;
+  if (row >= from.rows || col >= from.cols) return {};
+  return __ldcs(reinterpret_cast<const uint2*>(from.row(row) + col));
+}
+
+/// Type of b.
+template <class Op>
+using OperandB = std::conditional_t<is_fp8<Op>, e4m3, typename Op::Operand>;
+template <class Op>
+using Operands = std::conditional_t<is_fp8<Op>, std::pair<typename Op::Operand, e4m3>, typename Op::Operand>;
+
 template <class Op>
 struct Problem {
-  using Operand = typename Op::Operand;
-  Mat<const Operand> a, b;
+  Mat<const bf16> a, b;  ///< numbers of 8 bits by pairs
   Op op;
   int rows, cols;  ///< tiles
   int k_tiles;
@@ -110,7 +125,7 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm) fused_gemm(const 
   const int index = blockIdx.x, tile_row = Op::last_rows_first ? p.rows - 1 - index / p.cols : index / p.cols;
   const int row = tile_row * tile_m, col = index % p.cols * tile_n;
   GemmFragment sums[warp_parts];
-  mainloop<typename Op::Operand, Op::b_major>(sums, s.ring, p.a, p.b, row, col, p.k_tiles);
+  mainloop<Operands<Op>, Op::b_major>(sums, s.ring, p.a, p.b, row, col, p.k_tiles);
   const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0), first_row = row + warp * warp_rows;
   WarpTile tile{first_row, col, 0, s.staged[warp]};
   p.op.begin(tile);
@@ -125,8 +140,17 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm) fused_gemm(const 
 /// Throws std::invalid_argument unless rows of x are aligned to 16 bytes and have a multiple of 64 columns.
 inline void require_panels(const char* name, Mat<const bf16> x) {
   if (reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0 || x.ld % 8 != 0 || x.cols % 64 != 0) {
-    throw std::invalid_argument(std::string(name) + ": rows must be aligned to 16 bytes and have a multiple of 64 columns");
+    throw std::invalid_argument(std::string(name) +
+                                ": rows must be aligned to 16 bytes and have a multiple of 64 columns");
   }
+}
+
+/// How an operand is loaded: as it is, or by pairs of bytes, whose values do not matter.
+inline Mat<const bf16> loaded(Mat<const bf16> x) { return x; }
+template <class F>
+Mat<const bf16> loaded(Mat<const F> x) {
+  static_assert(sizeof(F) == 1);
+  return {reinterpret_cast<const bf16*>(x.data), x.rows, x.cols / 2, x.ld / 2};
 }
 
 /// See device/gemm_op.cuh.
@@ -134,6 +158,7 @@ struct Gemm {
   using WarpTile = fused::WarpTile;
   using Rows = fused::Rows;
   struct Halves {};
+  using Bytes = fused::Bytes;
   static constexpr bool stores_halves = false;
 
   static Rows rows(Mat<const bf16> x) {
@@ -141,10 +166,13 @@ struct Gemm {
     return {const_cast<bf16*>(x.data), x.rows, x.cols, x.ld};
   }
   static Halves halves(Mat<const bf16>) { return {}; }
+  static Bytes bytes(Mat<const e4m3> x) { return x; }
 
-  /// Throws std::invalid_argument unless K is a multiple of 64 and rows are aligned to 16 bytes.
+  /// Throws std::invalid_argument unless K is a multiple of 64, of 128 for fp8, and rows are aligned to 16 bytes.
   template <class Op>
-  static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const bf16> a, Mat<const bf16> b) {
+  static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a_operand,
+                     Mat<const OperandB<Op>> b_operand) {
+    const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
     require_panels(name, a);
     require_panels(name, b);
     Problem<Op> p{a, b, op, ceil_div(a.rows, tile_m), ceil_div(cols, tile_n), a.cols / tile_k};

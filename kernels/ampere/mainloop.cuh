@@ -4,15 +4,17 @@
 // the other's mainloop; their memory fits the 100 KB that an SM of the smaller GPUs has.
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/ampere/sm80.cuh"
+#include "kernels/ampere/sm89.cuh"
 #include "kernels/device/gemm_op.cuh"
 #include "kernels/device/vec.cuh"
 
 namespace nanorun::kernels::cuda::ampere {
 
-constexpr int part_rows = 16;   // rows of one mma
-constexpr int warp_parts = 2;   // parts that make a warp's rows
+constexpr int part_rows = 16;  // rows of one mma
+constexpr int warp_parts = 2;  // parts that make a warp's rows
 constexpr int gemm_warps = 4, gemm_threads = gemm_warps * warp_size, blocks_per_sm = 2;
 constexpr int warp_rows = warp_parts * part_rows;
 constexpr int tile_m = gemm_warps * warp_rows, tile_n = gemm_columns, tile_k = 32;
@@ -81,6 +83,22 @@ struct ColumnCopies {
   }
 };
 
+/// How operands of bf16 or fp16 are multiplied; of 8 bits where T is a pair of their types, see sm89.cuh.
+template <class T>
+struct Multiplication {
+  using Element = T;  ///< how an operand is loaded
+  static __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
+    sm80::mma<T>(d, a, b);
+  }
+};
+template <class A, class B>
+struct Multiplication<std::pair<A, B>> {
+  using Element = bf16;
+  static __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
+    sm89::mma<A, B>(d, a, b);
+  }
+};
+
 /// sums += a b of a k-tile, of this warp's rows.
 template <class T, Major b_major>
 __device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const KTile& tile, int warp) {
@@ -104,8 +122,8 @@ __device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const
       }
 #pragma unroll
       for (int part = 0; part < warp_parts; ++part) {
-        sm80::mma<T>(sums[part] + 8 * n, a[part], b);
-        sm80::mma<T>(sums[part] + 8 * n + 4, a[part], b + 2);
+        Multiplication<T>::mma(sums[part] + 8 * n, a[part], b);
+        Multiplication<T>::mma(sums[part] + 8 * n + 4, a[part], b + 2);
       }
     }
   }
@@ -114,10 +132,13 @@ __device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const
 /// sums = the product of the rows from `row` of a and the columns from `col` of b, of this warp's rows; k_tiles > 0.
 /// At the end the ring is free: all warps have read it, and no copy is on its way.
 template <class T, Major b_major>
-__device__ __forceinline__ void mainloop(GemmFragment (&sums)[warp_parts], KTile (&ring)[gemm_stages], Mat<const T> a,
-                                         Mat<const T> b, int row, int col, int k_tiles) {
-  using CopiesOfB = std::conditional_t<b_major == Major::k, RowCopies<T>, ColumnCopies<T>>;
-  const RowCopies<T> copies_a(a, row);
+__device__ __forceinline__ void mainloop(GemmFragment (&sums)[warp_parts], KTile (&ring)[gemm_stages],
+                                         Mat<const typename Multiplication<T>::Element> a,
+                                         Mat<const typename Multiplication<T>::Element> b, int row, int col,
+                                         int k_tiles) {
+  using Element = typename Multiplication<T>::Element;
+  using CopiesOfB = std::conditional_t<b_major == Major::k, RowCopies<Element>, ColumnCopies<Element>>;
+  const RowCopies<Element> copies_a(a, row);
   const CopiesOfB copies_b(b, col);
   const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0);
   const auto load = [&](int k, int stage) {

@@ -24,6 +24,11 @@ __device__ __forceinline__ void cp_async_8(std::uint32_t shared, const void* glo
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/// Copies the first `bytes` of 16, and zeros in the place of the others.
+__device__ __forceinline__ void cp_async_part(std::uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
 /// Ends a group: the copies that this thread has issued since the group before. A group may be empty.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

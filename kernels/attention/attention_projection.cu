@@ -15,7 +15,8 @@ template <class T>
 void attention_projection_forward_fp8(Stream stream, Mat<T> qkv, Mat<T> v_out, Mat<acc_t<T>> rstd, Mat<const Fp8<T>> xq,
                                       Mat<const Fp8<T>> wq, const acc_t<T>* factor, const Rotary<T>& rotary,
                                       const ValueResidual<T>& residual, double eps) {
-  NANORUN_ON_HOPPER(attention_projection_forward_fp8<T>(stream, qkv, v_out, rstd, xq, wq, factor, rotary, residual, eps));
+  NANORUN_ON_FP8_TIER(
+      attention_projection_forward_fp8<T>(stream, qkv, v_out, rstd, xq, wq, factor, rotary, residual, eps));
 }
 
 template void attention_projection_forward(Stream, Mat<bf16>, Mat<bf16>, Mat<float>, Mat<const bf16>, Mat<const bf16>,

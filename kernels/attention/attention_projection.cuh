@@ -274,7 +274,7 @@ struct Heads {
 
 /// Throws where the shapes are not those that the kernels take.
 inline Heads heads_of(const char* name, [[maybe_unused]] Mat<bf16> qkv, Mat<bf16> v_out, [[maybe_unused]] int tokens,
-               [[maybe_unused]] int rows_of_w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual) {
+                      [[maybe_unused]] int rows_of_w, const Rotary<bf16>& rotary, const ValueResidual<bf16>& residual) {
   const auto refuse = [&](const char* why) { throw std::invalid_argument(std::string(name) + ": " + why); };
   const int width = v_out.cols, half = width / rotary.heads / 2;
   assert(qkv.cols == 3 * width && rows_of_w == 3 * width && qkv.rows == tokens + (rotary.key_offset ? 1 : 0));
@@ -307,11 +307,14 @@ void choose_without_norm(Heads heads, const Run& run) {
 template <class Gemm, class Operands, class Run>
 void choose(Heads heads, bool paired, const Run& run) {
   if (heads.narrow) {
-    return run(paired ? project<Gemm, 128, true, false, true, Operands> : project<Gemm, 128, false, false, true, Operands>);
+    return run(paired ? project<Gemm, 128, true, false, true, Operands>
+                      : project<Gemm, 128, false, false, true, Operands>);
   }
   if (paired)
-    return run(heads.wide ? project<Gemm, 128, true, false, false, Operands> : project<Gemm, 64, true, false, false, Operands>);
-  run(heads.wide ? project<Gemm, 128, false, false, false, Operands> : project<Gemm, 64, false, false, false, Operands>);
+    return run(heads.wide ? project<Gemm, 128, true, false, false, Operands>
+                          : project<Gemm, 64, true, false, false, Operands>);
+  run(heads.wide ? project<Gemm, 128, false, false, false, Operands>
+                 : project<Gemm, 64, false, false, false, Operands>);
 }
 
 template <class Gemm>

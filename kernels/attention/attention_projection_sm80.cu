@@ -1,5 +1,5 @@
-#include "kernels/attention/attention_projection.cuh"
 #include "kernels/ampere/fused_gemm.cuh"
+#include "kernels/attention/attention_projection.cuh"
 
 namespace nanorun::kernels::cuda::ampere {
 

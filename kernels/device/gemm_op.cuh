@@ -17,12 +17,15 @@
 //   WarpTile             what the epilogue of a warp works on: row and col, the origin of its 16 rows and 128 columns
 //   Rows, rows(x)        a matrix from or to which a warp's rows are moved, at any multiple of 64 columns
 //   Halves, halves(x)    with stores_halves: the first or second half of each panel of 64 columns, of x or x + 32
+//   Bytes, bytes(x)      a matrix of 8-bit numbers that an epilogue reads
 //   launch(name, stream, op, cols, a, b)
-// and its functions of the epilogue, in which pair_of(i) is what a thread stores in place of elements 2 i and 2 i + 1 of
-// its fragment:
+// and its functions of the epilogue, in which pair_of(i) is what a thread stores in place of elements 2 i and 2 i + 1
+// of its fragment:
 //   store_rows(tile, rows, col, pair_of)  stores a warp's rows at column `col`
 //   begin_update(tile, from)              begins to load them, in the op's begin()
-//   update_rows(tile, from, to, pair_of)  stores pair_of(i, the pair of `from`) to the same place of `to`
+//   begin_bytes(tile, bytes), wait_bytes(tile)  begins to load bytes, in the op's begin(), and waits for them
+//   bytes_at(tile, bytes, r, offset)      eight bytes of a thread's r-th row, from column 8 (t % 4) + offset of the
+//   tile update_rows(tile, from, to, pair_of)  stores pair_of(i, the pair of `from`) to the same place of `to`
 
 #include <cstdint>
 #include <stdexcept>

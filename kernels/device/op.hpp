@@ -18,13 +18,12 @@
   NANORUN_DECLARE_IN(cuda, __VA_ARGS__)
 
 // Ops with a CUDA body for each tier (tier.hpp).
-#define NANORUN_DECLARE_TIERED_OPS(...)     \
-  NANORUN_DECLARE_IN(portable, __VA_ARGS__) \
-  NANORUN_DECLARE_TIERED(__VA_ARGS__)
+#define NANORUN_DECLARE_TIERED_OPS(...) NANORUN_DECLARE_OPS(__VA_ARGS__) NANORUN_DECLARE_BODIES(__VA_ARGS__)
 
 // Functions of the CUDA implementation that have one.
-#define NANORUN_DECLARE_TIERED(...)             \
-  NANORUN_DECLARE_IN(cuda, __VA_ARGS__)         \
+#define NANORUN_DECLARE_TIERED(...) NANORUN_DECLARE_IN(cuda, __VA_ARGS__) NANORUN_DECLARE_BODIES(__VA_ARGS__)
+
+#define NANORUN_DECLARE_BODIES(...)             \
   NANORUN_DECLARE_IN(cuda::hopper, __VA_ARGS__) \
   NANORUN_DECLARE_IN(cuda::ampere, __VA_ARGS__)
 

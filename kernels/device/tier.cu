@@ -2,10 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "kernels/device/device.hpp"
 #include "kernels/device/error.cuh"
@@ -24,9 +27,19 @@ std::atomic<Tier> taken = Tier::none;
 int most_capability() {
   const char* const text = std::getenv("NANORUN_TIER");
   if (text == nullptr || *text == '\0') return 1000;
-  if (text == std::string("8.0")) return 80;
-  if (text == std::string("9.0")) return hopper_capability;
-  throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0 or 9.0");
+  for (const auto& [name, capability] : {std::pair("8.0", 80), {"8.9", 89}, {"9.0", 90}}) {
+    if (text == std::string_view(name)) return capability;
+  }
+  throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
+}
+
+/// Whether the bodies that a device of this capability takes have products of 8-bit numbers.
+bool tier_has_fp8(int capability) {
+  const Tier tier = tier_of(capability);
+#if NANORUN_AMPERE_FP8
+  if (tier == Tier::ampere) return std::min(capability, most_capability()) >= 89;
+#endif
+  return tier == Tier::hopper;
 }
 
 }  // namespace
@@ -67,9 +80,14 @@ void take_tier_of(int device) {
 
 std::string device_kernels(int device) {
   switch (tier_of(device_capability(device))) {
-    case Tier::hopper: return "9.0a";
-    case Tier::ampere: return ampere_kernels;
-    default: return "";
+    case Tier::hopper:
+      return "9.0a";
+#if NANORUN_AMPERE
+    case Tier::ampere:
+      return ampere_kernels;
+#endif
+    default:
+      return "";
   }
 }
 
@@ -81,8 +99,15 @@ std::string kernels_of_build() {
   return text;
 }
 
-bool has_fp8() { return device_tier() == Tier::hopper; }
+bool has_fp8() {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    cudaGetLastError();
+    return true;
+  }
+  return tier_has_fp8(device_capability(device));
+}
 
-void refuse_fp8() { throw std::logic_error("products in 8 bits are for Hopper's tier"); }
+std::size_t refuse_fp8() { throw std::logic_error("this build has no products of 8-bit numbers"); }
 
 }  // namespace nanorun::kernels::cuda

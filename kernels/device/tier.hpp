@@ -4,6 +4,8 @@
 // <op>_sm80.cu, in the namespaces hopper and ampere, and what they share in <op>.cuh. NANORUN_DECLARE_TIERED_OPS and
 // NANORUN_DECLARE_TIERED declare them, and NANORUN_ON_TIER calls one.
 
+#include <cstddef>
+
 #include "kernels/device/op.hpp"
 
 namespace nanorun::kernels::cuda {
@@ -11,8 +13,8 @@ namespace nanorun::kernels::cuda {
 enum class Tier { none, ampere, hopper };
 
 /// The tier whose bodies a device of this compute capability (10 major + minor) takes; none where this build has no
-/// code for it. The variable NANORUN_TIER, "8.0", gives Hopper the bodies of the other GPUs. Throws
-/// std::invalid_argument where it is neither 8.0 nor 9.0.
+/// code for it. The variable NANORUN_TIER, "8.0" or "8.9", makes Hopper pass for a GPU of that capability. Throws
+/// std::invalid_argument where it is none of 8.0, 8.9 and 9.0.
 Tier tier_of(int capability);
 
 /// Tier of the process's device, which use_device() makes known; before that, of the device that is current. Without a
@@ -22,8 +24,8 @@ Tier device_tier();
 /// Called by use_device().
 void take_tier_of(int device);
 
-/// Throws std::logic_error.
-[[noreturn]] void refuse_fp8();
+/// Throws std::logic_error: the device's tier has no products of 8-bit numbers, see has_fp8(). Returns nothing.
+[[noreturn]] std::size_t refuse_fp8();
 
 }  // namespace nanorun::kernels::cuda
 
@@ -37,10 +39,11 @@ void take_tier_of(int device);
 #define NANORUN_ON_TIER(...) (ampere::__VA_ARGS__)
 #endif
 
-// The call of a function that hopper alone has: products in 8 bits. A device of another tier never needs it, as its
-// has_fp8() is false.
-#if NANORUN_HOPPER
-#define NANORUN_ON_HOPPER(...) (hopper::__VA_ARGS__)
+// The same of a function for 8-bit numbers.
+#if !NANORUN_AMPERE || NANORUN_AMPERE_FP8
+#define NANORUN_ON_FP8_TIER(...) NANORUN_ON_TIER(__VA_ARGS__)
+#elif NANORUN_HOPPER
+#define NANORUN_ON_FP8_TIER(...) (hopper::__VA_ARGS__)
 #else
-#define NANORUN_ON_HOPPER(...) ::nanorun::kernels::cuda::refuse_fp8()
+#define NANORUN_ON_FP8_TIER(...) ::nanorun::kernels::cuda::refuse_fp8()
 #endif

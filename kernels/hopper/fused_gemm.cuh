@@ -21,10 +21,11 @@
 
 namespace nanorun::kernels::cuda::hopper::fused {
 
-constexpr int part_rows = 64;                                              // rows of one wgmma
-constexpr int tile_parts = 3;                                              // parts that make the rows of a tile
-constexpr int tile_m = tile_parts * part_rows, tile_n = gemm_columns, tile_k = 64;  // tile_k counts bf16 or pairs of fp8
-constexpr int cluster = 2;                                                 // thread blocks, which share a
+constexpr int part_rows = 64;  // rows of one wgmma
+constexpr int tile_parts = 3;  // parts that make the rows of a tile
+constexpr int tile_m = tile_parts * part_rows, tile_n = gemm_columns,
+              tile_k = 64;  // tile_k counts bf16 or pairs of fp8
+constexpr int cluster = 2;  // thread blocks, which share a
 constexpr int consumers = 2;
 constexpr int threads = (1 + consumers) * sm90::warpgroup_size;
 constexpr int warps = consumers * 4, warp_rows = 16;  // warps of the consumers, and rows of each
@@ -143,6 +144,36 @@ __device__ __forceinline__ void update_rows(WarpTile& tile, const CUtensorMap& f
     sm90::stmatrix(tile.block_at(i), pairs);
   }
   tile.store_buffer(to, tile.col);
+}
+
+/// Where the bytes of a warp's rows of a part lie, which are loaded before the tile's first k-tile.
+__device__ __forceinline__ std::byte* bytes_of(const WarpTile& tile, int part) {
+  constexpr int part_bytes = sm90::column_bytes(warp_rows);
+  static_assert(tile_n == 2 * panel_columns && tile_parts * part_bytes <= 2 * sizeof(StagedRows));
+  return reinterpret_cast<std::byte*>(tile.staged) + part * part_bytes;
+}
+
+__device__ __forceinline__ void begin_bytes(WarpTile& tile, const CUtensorMap& from) {
+  __syncwarp();  // all lanes have read those of the tile before
+  if (!tile.leads()) return;
+  sm90::mbarrier_arrive_expect_tx(tile.loaded[0], tile_parts * sm90::column_bytes(warp_rows));
+#pragma unroll
+  for (int part = 0; part < tile_parts; ++part) {
+    sm90::tma_load_evict_first(bytes_of(tile, part), from, 0, tile.row + part_rows * part, tile.col / tile_n,
+                               tile.loaded[0]);
+  }
+}
+
+__device__ __forceinline__ void wait_bytes(WarpTile& tile) {
+  if (tile.part > 0) return;
+  sm90::mbarrier_wait(tile.loaded[0], tile.parities & 1);
+  tile.parities ^= 1;
+}
+
+__device__ __forceinline__ uint2 bytes_at(const WarpTile& tile, const CUtensorMap&, int r, int offset) {
+  const int lane = threadIdx.x % 32;
+  const std::byte* const from = bytes_of(tile, tile.part) + lane % 2 * sizeof(uint2);
+  return *reinterpret_cast<const uint2*>(from + swizzled(lane / 4 + 8 * r, offset / 16 + lane % 4 / 2));
 }
 
 template <class Op>
@@ -335,10 +366,12 @@ struct Gemm {
   using WarpTile = fused::WarpTile;
   using Rows = CUtensorMap;
   using Halves = CUtensorMap;
+  using Bytes = CUtensorMap;
   static constexpr bool stores_halves = true;
 
   static Rows rows(Mat<const bf16> x) { return staged_map(x); }
   static Halves halves(Mat<const bf16> x) { return half_panel_map(x, warp_rows, tile_n); }
+  static Bytes bytes(Mat<const e4m3> x) { return column_map(loaded(x), warp_rows, panel_columns); }
   template <class Op>
   static void launch(const char* name, Stream stream, const Op& op, int cols, Mat<const typename Op::Operand> a,
                      Mat<const OperandB<Op>> b) {

@@ -245,13 +245,6 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// (max(low, 0), max(high, 0)) as a pair of e4m3, saturating; NaN stays NaN.
-__device__ __forceinline__ std::uint32_t pack_e4m3_relu(float low, float high) {
-  std::uint16_t pair;
-  asm("cvt.rn.satfinite.relu.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 /// Stores four 8 x 8 matrices of bf16 that lie in a warp's registers as accumulator fragments do. Lane l gives the
 /// address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix(std::uint32_t shared, const std::uint32_t* r) {

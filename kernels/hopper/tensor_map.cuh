@@ -68,8 +68,8 @@ inline CUtensorMap column_map(Mat<const bf16> x, int box_rows, int box_columns) 
   return panel_map(x, x.cols, sizes, strides, box);
 }
 
-/// Map of the first 32 columns of each panel of 64 of x [rows, cols]: coordinates (column % 32, row, column / 64). A box lies in shared memory as [box_columns / 64, box_rows, 32] in the 64-byte
-/// swizzle. Throws as panel_map().
+/// Map of the first 32 columns of each panel of 64 of x [rows, cols]: coordinates (column % 32, row, column / 64). A
+/// box lies in shared memory as [box_columns / 64, box_rows, 32] in the 64-byte swizzle. Throws as panel_map().
 inline CUtensorMap half_panel_map(Mat<const bf16> x, int box_rows, int box_columns) {
   constexpr int columns = panel_columns / 2;
   const cuuint64_t sizes[] = {columns, static_cast<cuuint64_t>(x.rows),

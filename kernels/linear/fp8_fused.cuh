@@ -5,6 +5,7 @@
 // so that they are eight neighbouring columns of the result for a thread, which it stores in one access: in each 32
 // rows, row 8 i + 2 j + k takes the place of row 8 j + 2 i + k, with i, j < 4 and k < 2.
 
+#include <cassert>
 #include <stdexcept>
 #include <string>
 
@@ -42,6 +43,26 @@ void require_fp8_rows(const char* name, Mat<F> q) {
   if (q && (q.ld % 16 != 0 || reinterpret_cast<std::uintptr_t>(q.data) % 16 != 0)) {
     throw std::invalid_argument(std::string(name) + ": rows must be aligned to 16 bytes");
   }
+}
+
+template <class F>
+Mat<const F> as(Mat<const fp8> x) {
+  return {reinterpret_cast<const F*>(x.data), x.rows, x.cols, x.ld};
+}
+
+/// Calls body(F()) with the format's type.
+template <class Body>
+void with_format(Fp8Format format, const Body& body) {
+  if (format == Fp8Format::e4m3) return body(e4m3());
+  body(e5m2());
+}
+
+inline void require_product(const char* name, [[maybe_unused]] int rows, Mat<const fp8> a, Mat<const fp8> b,
+                            [[maybe_unused]] int cols) {
+  assert(a.rows == rows && b.rows == cols && a.cols == b.cols);
+  require_fp8_rows(name, a);
+  require_fp8_rows(name, b);
+  require_fp8_sides(name, b.rows, b.cols);
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -66,13 +66,6 @@ NANORUN_DECLARE_OPS({
   template <class T>
   void fp8_quantise(Stream stream, std::span<const Fp8Quantisation<T>> quantisations,
                     std::span<const Fp8Factor<acc_t<T>>> factors);
-})
-
-NANORUN_DECLARE_TIERED_OPS({
-  /// out = or += *factor xq wqᵀ. xq, wq: e4m3; wq in Fp8Rows::fused.
-  template <class T>
-  void fp8_linear_forward(Stream stream, Mat<T> out, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,
-                          Output output = Output::overwrite);
 
   /// d_x = or += *factor gq wq, with w_t = wqᵀ of e4m3 in Fp8Rows::plain. CUDA: needs a stream with create_blas().
   template <class T>
@@ -89,6 +82,13 @@ NANORUN_DECLARE_TIERED_OPS({
   void fp8_linear_backward_weight(Stream stream, Mat<acc_t<T>> d_w, bool transposes, Mat<const Fp8<T>> a,
                                   Fp8Format format_a, Mat<const Fp8<T>> b_t, Fp8Format format_b, const acc_t<T>* factor,
                                   Output output, Workspace workspace);
+})
+
+NANORUN_DECLARE_TIERED_OPS({
+  /// out = or += *factor xq wqᵀ. xq, wq: e4m3; wq in Fp8Rows::fused.
+  template <class T>
+  void fp8_linear_forward(Stream stream, Mat<T> out, Mat<const Fp8<T>> xq, Mat<const Fp8<T>> wq, const acc_t<T>* factor,
+                          Output output = Output::overwrite);
 
   /// hq of h = relu(*factor xq wqᵀ)², and h itself where that is not null; then hq may be null. wq in Fp8Rows::fused.
   /// CUDA: with h, the maximum is that of the rounded h. hq is rounded once, from fp32.

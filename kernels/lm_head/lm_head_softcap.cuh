@@ -360,8 +360,8 @@ void launch_rows_with(Stream stream, float* loss, const Softcap& in, double scal
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
   const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel =
-      targets.are_next_tokens() ? softcap_row<Loads, G, TargetSet::next_token, Cap> : softcap_row<Loads, G, TargetSet::all, Cap>;
+  const auto kernel = targets.are_next_tokens() ? softcap_row<Loads, G, TargetSet::next_token, Cap>
+                                                : softcap_row<Loads, G, TargetSet::all, Cap>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   launch("softcap_row", stream, kernel, in.z.rows, Loads::threads, shared_bytes, in.z, loss, targets, Cap(in.options),

@@ -72,9 +72,8 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm)
   mainloop<T, Major::k>(sums, s.ring, p.x, p.y, row, col, p.k / tile_k);
   auto& [direct, mirror] = s.staged;
   if (p.beta != 0) {
-    for_chunks(direct, p.addend, row, tile.col, [](const std::byte* shared, const T* global) {
-      sm80::cp_async(shared_address(shared), global);
-    });
+    for_chunks(direct, p.addend, row, tile.col,
+               [](const std::byte* shared, const T* global) { sm80::cp_async(shared_address(shared), global); });
     cp_async_wait_all();
     __syncthreads();
   }
@@ -95,11 +94,8 @@ template <class T>
 void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
                       Mat<T> out) {
   const auto batch = [&](auto m) { return decltype(m)(m.data, options.count * m.rows, m.cols, m.ld); };
-  const Problem<T> p{{options.alpha, options.beta, x.rows, x.cols, x.data == y.data},
-                     batch(x),
-                     batch(y),
-                     batch(addend),
-                     batch(out)};
+  const Problem<T> p{
+      {options.alpha, options.beta, x.rows, x.cols, x.data == y.data}, batch(x), batch(y), batch(addend), batch(out)};
   const auto kernel = symmetric_gemm_kernel<T>;
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 99 * 1024);
@@ -108,7 +104,9 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   launch("symmetric_gemm", stream, kernel, options.count * p.count(), gemm_threads, shared_bytes, p);
 }
 
-template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, Mat<bf16>);
-template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>, Mat<fp16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>,
+                               Mat<bf16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>,
+                               Mat<fp16>);
 
 }  // namespace nanorun::kernels::cuda::ampere

@@ -186,7 +186,9 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   }
 }
 
-template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, Mat<bf16>);
-template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>, Mat<fp16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>,
+                               Mat<bf16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>,
+                               Mat<fp16>);
 
 }  // namespace nanorun::kernels::cuda::hopper

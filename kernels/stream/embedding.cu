@@ -93,7 +93,8 @@ void backward(Stream stream, Mat<float> d_table, Vec<const Index> tokens, Vec<co
   const Chunks chunks(d_out.rows);
   const SortedTokens<Index> sorted{tokens.data(), order.data(), d_out.rows, chunks.size};
   NANORUN_ON_TIER(sum_chunks(stream, d_table, partial, sorted, d_out, chunks));
-  launch(op, stream, join_runs<Index>, chunks.grid(d_out.cols), chunks.threads(d_out.cols), 0, d_table, partial, sorted);
+  launch(op, stream, join_runs<Index>, chunks.grid(d_out.cols), chunks.threads(d_out.cols), 0, d_table, partial,
+         sorted);
 }
 
 }  // namespace

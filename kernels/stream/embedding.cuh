@@ -1,7 +1,7 @@
 #pragma once
-// The gradient of an embedding table: a segmented sum over the positions sorted by token. The positions are cut into chunks of equal length, so
-// that frequent tokens keep many blocks busy. The positions of a token are a run. A run that crosses from a chunk into
-// the next leaves partial sums, which are joined afterwards.
+// The gradient of an embedding table: a segmented sum over the positions sorted by token. The positions are cut into
+// chunks of equal length, so that frequent tokens keep many blocks busy. The positions of a token are a run. A run that
+// crosses from a chunk into the next leaves partial sums, which are joined afterwards.
 
 #include <algorithm>
 
@@ -29,9 +29,7 @@ struct Chunks {
     count = ceil_div(positions, size);
   }
   /// Threads of a block, and blocks, for rows of `cols` columns.
-  static int threads(int cols) {
-    return std::min(block_threads, ceil_div(cols / thread_cols, warp_size) * warp_size);
-  }
+  static int threads(int cols) { return std::min(block_threads, ceil_div(cols / thread_cols, warp_size) * warp_size); }
   dim3 grid(int cols) const { return dim3(count, ceil_div(cols / thread_cols, threads(cols))); }
 };
 

@@ -125,15 +125,10 @@ std::string idle_devices(const std::vector<RankDevice>& devices) {
 }
 
 double peak_flops(const std::string& device_name) {
-  static const std::map<std::string, double> peaks = {{"NVIDIA A100-SXM4-40GB", 312e12},
-                                                      {"NVIDIA A100-SXM4-80GB", 312e12},
-                                                      {"NVIDIA A100-PCIE-40GB", 312e12},
-                                                      {"NVIDIA A100 80GB PCIe", 312e12},
-                                                      {"NVIDIA H100 80GB HBM3", 989.4e12},
-                                                      {"NVIDIA H100 PCIe", 756e12},
-                                                      {"NVIDIA H200", 989.4e12},
-                                                      {"NVIDIA GH200 120GB", 989.4e12},
-                                                      {"NVIDIA GH200 480GB", 989.4e12}};
+  static const std::map<std::string, double> peaks = {
+      {"NVIDIA A100-SXM4-40GB", 312e12}, {"NVIDIA A100-SXM4-80GB", 312e12},   {"NVIDIA A100-PCIE-40GB", 312e12},
+      {"NVIDIA A100 80GB PCIe", 312e12}, {"NVIDIA H100 80GB HBM3", 989.4e12}, {"NVIDIA H100 PCIe", 756e12},
+      {"NVIDIA H200", 989.4e12},         {"NVIDIA GH200 120GB", 989.4e12},    {"NVIDIA GH200 480GB", 989.4e12}};
   const auto found = peaks.find(device_name);
   return found == peaks.end() ? 0 : found->second;
 }

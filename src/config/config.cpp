@@ -325,12 +325,13 @@ kernels::LmHeadPrecision lm_head_precision(const Config& config) {
   return fp8 ? kernels::LmHeadPrecision::fp8 : kernels::LmHeadPrecision::working;
 }
 
-Config computed_config(Config config) {
-  if (ops::has_fp8()) return config;
+Config without_fp8(Config config) {
   config.head.precision = computes_in_fp32 ? LmHeadChoice::fp32 : LmHeadChoice::bf16;
   config.train.mlp_precision = MlpPrecision::working;
   config.fp8 = {};
   return config;
 }
+
+Config computed_config(const Config& config) { return ops::has_fp8() ? config : without_fp8(config); }
 
 }  // namespace nanorun

@@ -402,7 +402,10 @@ int turning_pairs(const ModelConfig& model);
 /// Format of the LM head's GEMMs in training: head.precision, with "auto" as this build takes it.
 kernels::LmHeadPrecision lm_head_precision(const Config& config);
 
-/// The deck as the device in use computes it: in bf16 what the deck has in fp8, where the device has no such products.
-Config computed_config(Config config);
+/// The deck with what it has in fp8 in the build's working precision.
+Config without_fp8(Config config);
+
+/// The deck as the device in use computes it: without_fp8() where the device has no such products.
+Config computed_config(const Config& config);
 
 }  // namespace nanorun

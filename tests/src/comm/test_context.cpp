@@ -67,8 +67,8 @@ TEST(Devices, OneWithKernelsPasses) {
 
 TEST(Devices, OneWithoutKernelsIsRefused) {
   for (const auto& [name, capability, text] : {std::tuple("Tesla V100", 70, "7.0"), {"NVIDIA B200", 100, "10.0"}}) {
-    const std::string begin = fmt::format(
-        "rank 3 on node n7: {} has compute capability {}; this build has kernels for ", name, text);
+    const std::string begin =
+        fmt::format("rank 3 on node n7: {} has compute capability {}; this build has kernels for ", name, text);
     EXPECT_EQ(refusal(gpu(name, capability, "")).find(begin), 0) << refusal(gpu(name, capability, ""));
   }
 }

@@ -76,6 +76,19 @@ TEST(HeadOfTheLog, NamesProductsInFp8) {
   EXPECT_FALSE(has_line("MLP"));
   config.train.mlp_precision = MlpPrecision::fp8;
   EXPECT_TRUE(has_line(", MLP forward in fp8"));
+  config = without_fp8(config);
+  EXPECT_FALSE(has_line("fp8"));
+}
+
+TEST(HeadOfTheLog, NamesTheKernelsOfAGpu) {
+  const Config config;
+  const ParameterTable table = parameter_table(config, 1);
+  const Provenance provenance{};
+  const LogHead head{provenance, table, 1, "out", "NVIDIA A100-SXM4-80GB", "NCCL", {}, "", "8.0"};
+  const std::vector<std::string> lines = opening_lines(config, head);
+  EXPECT_TRUE(std::ranges::any_of(lines, [](const std::string& line) {
+    return line.find("device NVIDIA A100-SXM4-80GB (kernels for 8.0), head in ") == 0;
+  }));
 }
 
 }  // namespace

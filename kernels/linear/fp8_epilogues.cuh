@@ -2,18 +2,19 @@
 // Epilogues of fused GEMMs with operands in 8 bits, whose weights have Fp8Rows::fused.
 
 #include "kernels/device/fp8.cuh"
-#include "kernels/hopper/fused_gemm.cuh"
+#include "kernels/device/gemm_op.cuh"
+#include "kernels/device/vec.cuh"
 #include "kernels/linear/fp8_fused.cuh"
 
-namespace nanorun::kernels::cuda::hopper {
+namespace nanorun::kernels::cuda {
 
 /// A thread's two rows of the tile: from column `at` on, eight of each 32 columns. Of the 32 from at + offset on, those
 /// with offset < limit[r] lie in the matrix.
 struct Stretches {
   int row[2], limit[2], at;
 
-  template <class X>
-  __device__ __forceinline__ Stretches(const fused::WarpTile& tile, const Mat<X>& x) {
+  template <class WarpTile, class X>
+  __device__ __forceinline__ Stretches(const WarpTile& tile, const Mat<X>& x) {
     const int lane = threadIdx.x % 32;
     at = tile.col + lane % 4 * 8;
 #pragma unroll
@@ -25,9 +26,9 @@ struct Stretches {
 
   /// Calls body(r, offset, sums) for all stretches of eight columns.
   template <class Body>
-  static __device__ __forceinline__ void for_each(const fused::Fragment& fragment, const Body& body) {
+  static __device__ __forceinline__ void for_each(const GemmFragment& fragment, const Body& body) {
 #pragma unroll
-    for (int i = 0; i < fused::tile_n / fused_rows; ++i) {
+    for (int i = 0; i < gemm_columns / fused_rows; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float sums[8];
@@ -40,7 +41,7 @@ struct Stretches {
 };
 
 /// out = or += *unscale a bᵀ, a of type A.
-template <class A>
+template <class Gemm, class A>
 struct LinearFp8 {
   using Operand = A;
   static constexpr Major b_major = Major::k;
@@ -51,9 +52,9 @@ struct LinearFp8 {
   const float* factor;
   bool adds;
 
-  __device__ void begin(fused::WarpTile&) const {}
+  __device__ void begin(typename Gemm::WarpTile&) const {}
 
-  __device__ __forceinline__ void epilogue(const fused::WarpTile& tile, const fused::Fragment& fragment) const {
+  __device__ __forceinline__ void epilogue(const typename Gemm::WarpTile& tile, const GemmFragment& fragment) const {
     const float unscale = *factor;
     const Stretches mine(tile, out);
     bf16* const to[] = {out.row(mine.row[0]) + mine.at, out.row(mine.row[1]) + mine.at};
@@ -76,4 +77,4 @@ struct LinearFp8 {
   }
 };
 
-}  // namespace nanorun::kernels::cuda::hopper
+}  // namespace nanorun::kernels::cuda
