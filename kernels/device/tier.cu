@@ -33,11 +33,12 @@ int most_capability() {
   throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
 }
 
-/// Whether the bodies that a device of this capability takes have products of 8-bit numbers.
+/// Whether the bodies that a device of this capability takes have products of 8-bit numbers. Those of 8.9 have to be
+/// asked for, as no GPU has run them.
 bool tier_has_fp8(int capability) {
   const Tier tier = tier_of(capability);
 #if NANORUN_AMPERE_FP8
-  if (tier == Tier::ampere) return std::min(capability, most_capability()) >= 89;
+  if (tier == Tier::ampere) return capability >= 89 && most_capability() == 89;
 #endif
   return tier == Tier::hopper;
 }

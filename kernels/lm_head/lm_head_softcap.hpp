@@ -26,8 +26,8 @@ NANORUN_DECLARE_TIERED({
   /// Losses as softcap_loss(), and z = scale times the gradient of the loss by z.
   void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale);
 
-  /// Losses as softcap_loss(). Returns scale times the gradient of the loss by z, [rows, V], in e5m2, saturating. It lies
-  /// in the first half of each row of z.
+  /// Losses as softcap_loss(). Returns scale times the gradient of the loss by z, [rows, V], in e5m2, saturating. It
+  /// lies in the first half of each row of z.
   Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, const Softcap& in, double scale);
 })
 
