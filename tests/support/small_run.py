@@ -2,6 +2,7 @@
 Standard library only."""
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -57,6 +58,14 @@ def write_data(folder, seed=0):
     assert job.returncode == 0, job.stdout
 
 
+class Loader(unittest.TestLoader):
+    """Leaves out the tests that NANORUN_LEFT_OUT names, Class.test_name, separated by blanks."""
+
+    def getTestCaseNames(self, case):
+        left_out = os.environ.get("NANORUN_LEFT_OUT", "").split()
+        return [name for name in super().getTestCaseNames(case) if f"{case.__name__}.{name}" not in left_out]
+
+
 def main():
     """Runs the tests of the calling script: SCRIPT PROGRAM MPIRUN [unittest arguments]."""
     global PROGRAM, MPIRUN
@@ -65,4 +74,4 @@ def main():
     parser.add_argument("mpirun")
     known, rest = parser.parse_known_args()
     PROGRAM, MPIRUN = str(known.program.resolve()), known.mpirun
-    unittest.main(argv=[sys.argv[0], *rest])
+    unittest.main(argv=[sys.argv[0], *rest], testLoader=Loader())
