@@ -9,21 +9,16 @@ namespace nanorun::kernels::cuda {
 /// Queries of a step of the backward direction, which has a counter in each head: see Counters.
 inline constexpr int attention_step = attention_block / 2;
 
-#define NANORUN_ATTENTION_BODIES                                                                          \
-  void attention_forward(Stream stream, Mat<bf16> y, Mat<float> lse, const AttentionInputs<bf16>& in,     \
-                         const AttentionMask& mask);                                                      \
-  void attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Mat<bf16> d_v, Mat<const bf16> y, \
-                          Mat<const float> lse, Mat<const bf16> d_y, const AttentionInputs<bf16>& in,     \
-                          const AttentionMask& mask, float* delta);
-
-/// By TMA and wgmma: compute capability 9.0 alone.
-namespace hopper {
-NANORUN_ATTENTION_BODIES
-}
-/// By cp.async and mma.sync: compute capability 8.0 and up.
-namespace ampere {
-NANORUN_ATTENTION_BODIES
-}
-#undef NANORUN_ATTENTION_BODIES
-
 }  // namespace nanorun::kernels::cuda
+
+namespace nanorun::kernels {
+
+NANORUN_DECLARE_BODIES({
+  void attention_forward(Stream stream, Mat<bf16> y, Mat<float> lse, const AttentionInputs<bf16>& in,
+                         const AttentionMask& mask);
+  void attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Mat<bf16> d_v, Mat<const bf16> y,
+                          Mat<const float> lse, Mat<const bf16> d_y, const AttentionInputs<bf16>& in,
+                          const AttentionMask& mask, float* delta);
+})
+
+}  // namespace nanorun::kernels

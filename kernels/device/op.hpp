@@ -23,6 +23,7 @@
 // Functions of the CUDA implementation that have one.
 #define NANORUN_DECLARE_TIERED(...) NANORUN_DECLARE_IN(cuda, __VA_ARGS__) NANORUN_DECLARE_BODIES(__VA_ARGS__)
 
+// The bodies alone, where their arguments are others than those of the op that calls them.
 #define NANORUN_DECLARE_BODIES(...)             \
   NANORUN_DECLARE_IN(cuda::hopper, __VA_ARGS__) \
   NANORUN_DECLARE_IN(cuda::ampere, __VA_ARGS__)
