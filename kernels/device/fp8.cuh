@@ -19,8 +19,7 @@ __device__ std::uint32_t pack_fp8(const float* x) {
   return low | high << 16;
 }
 
-/// (max(low, 0), max(high, 0)) as a pair of e4m3, saturating; NaN stays NaN. Needs
-/// compute capability 8.9.
+/// (max(low, 0), max(high, 0)) as a pair of e4m3, saturating; NaN stays NaN. Needs compute capability 8.9.
 __device__ __forceinline__ std::uint32_t pack_e4m3_relu(float low, float high) {
   std::uint16_t pair;
   asm("cvt.rn.satfinite.relu.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));

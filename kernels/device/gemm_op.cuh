@@ -1,7 +1,7 @@
 #pragma once
 // A fused GEMM computes the product of two matrices, and hands what a warp has summed to an op in registers. Hopper's
-// is kernels/hopper/fused_gemm.cuh, that of the other GPUs kernels/ampere/fused_gemm.cuh. Ops of operands in bf16 serve
-// both: they are templates of a struct Gemm, which either header has.
+// is kernels/hopper/fused_gemm.cuh, that of the other GPUs kernels/ampere/fused_gemm.cuh. Ops serve both: they are
+// templates of a struct Gemm, which either header has.
 //
 // An op is a struct that is passed to the kernel by value:
 //   using Operand;                         type of a and b, bf16 or e4m3; or e5m2 of a, where b is e4m3
@@ -23,9 +23,10 @@
 // of its fragment:
 //   store_rows(tile, rows, col, pair_of)  stores a warp's rows at column `col`
 //   begin_update(tile, from)              begins to load them, in the op's begin()
-//   begin_bytes(tile, bytes), wait_bytes(tile)  begins to load bytes, in the op's begin(), and waits for them
-//   bytes_at(tile, bytes, r, offset)      eight bytes of a thread's r-th row, from column 8 (t % 4) + offset of the
-//   tile update_rows(tile, from, to, pair_of)  stores pair_of(i, the pair of `from`) to the same place of `to`
+//   update_rows(tile, from, to, pair_of)  stores pair_of(i, the pair of `from`) to the same place of `to`
+//   begin_bytes(tile, bytes)              begins to load bytes, in the op's begin()
+//   wait_bytes(tile)                      waits for them
+//   bytes_at(tile, bytes, r, offset)      eight bytes of a thread's row r, from the tile's column 8 (t % 4) + offset on
 
 #include <cstdint>
 #include <stdexcept>
