@@ -1,11 +1,14 @@
 #pragma once
 // GEMM by mma.sync of operands in bf16, with a fused epilogue that works on the accumulator in registers, see
-// device/gemm_op.cuh. A thread block computes one tile. Its epilogue stages rows where the k-tiles were, so that they
-// move between global and shared memory by whole rows; begin() is called behind the mainloop.
+// device/gemm_op.cuh. A thread block computes one tile of 192 x 128. Its epilogue stages rows where the k-tiles were,
+// so that they move between global and shared memory by whole rows; begin() is called behind the mainloop.
 
 #include "kernels/ampere/mainloop.cuh"
 
 namespace nanorun::kernels::cuda::ampere::fused {
+
+constexpr int warp_parts = 3, tile_m = tile_rows(warp_parts);
+constexpr int buffers = 2;  // for the rows of a warp's parts, in turns
 
 /// Rows of a part, in two panels of 64 columns by swizzled().
 using StagedRows = std::byte[2][part_rows * 128];
@@ -17,7 +20,9 @@ using Rows = Mat<bf16>;
 struct WarpTile {
   int row, col;        ///< origin in the GEMM's result
   int part;            ///< which part of the warp's rows
-  StagedRows* staged;  ///< [warp_parts]
+  StagedRows* staged;  ///< [buffers]
+
+  __device__ StagedRows& buffer() const { return staged[part % buffers]; }
 };
 
 /// Calls body(shared, global) with the addresses of each 16 bytes of this warp's rows of a part that lie in x and that
@@ -55,30 +60,32 @@ __device__ __forceinline__ void store_staged(StagedRows& staged, const Rows& x, 
 
 template <class PairOf>
 __device__ __forceinline__ void store_rows(WarpTile& tile, const Rows& x, int col, const PairOf& pair_of) {
-  StagedRows& staged = tile.staged[tile.part];
+  StagedRows& staged = tile.buffer();
   __syncwarp();  // a store before has read the place
 #pragma unroll
   for (int i = 0; i < tile_n / 4; ++i) *pair_at(staged, i) = pair_of(i);
   store_staged(staged, x, tile.row, col);
 }
 
+/// Begins to load a part's rows to its buffer.
+__device__ __forceinline__ void load_part(const WarpTile& tile, const Rows& from, int part) {
+  const int row = tile.row + (part - tile.part) * part_rows;
+  if (part < warp_parts) {
+    for_chunks(tile.staged[part % buffers], from, row, tile.col,
+               [](std::uint32_t shared, const bf16* global) { sm80::cp_async(shared, global); });
+  }
+  sm80::cp_async_commit();
+}
+
 __device__ __forceinline__ void begin_update(WarpTile& tile, const Rows& from) {
 #pragma unroll
-  for (int part = 0; part < warp_parts; ++part) {
-    for_chunks(tile.staged[part], from, tile.row + part * part_rows, tile.col,
-               [](std::uint32_t shared, const bf16* global) { sm80::cp_async(shared, global); });
-    sm80::cp_async_commit();
-  }
+  for (int part = 0; part < buffers; ++part) load_part(tile, from, part);
 }
 
 template <class PairOf>
-__device__ __forceinline__ void update_rows(WarpTile& tile, const Rows&, const Rows& to, const PairOf& pair_of) {
-  StagedRows& staged = tile.staged[tile.part];
-  if (tile.part < warp_parts - 1) {
-    sm80::cp_async_wait<1>();
-  } else {
-    sm80::cp_async_wait<0>();
-  }
+__device__ __forceinline__ void update_rows(WarpTile& tile, const Rows& from, const Rows& to, const PairOf& pair_of) {
+  StagedRows& staged = tile.buffer();
+  sm80::cp_async_wait<buffers - 1>();
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < tile_n / 4; ++i) {
@@ -86,6 +93,8 @@ __device__ __forceinline__ void update_rows(WarpTile& tile, const Rows&, const R
     *pair = pair_of(i, *pair);
   }
   store_staged(staged, to, tile.row, tile.col);
+  __syncwarp();  // all lanes have read the buffer
+  load_part(tile, from, tile.part + buffers);
 }
 
 /// An epilogue reads bytes where they are.
@@ -109,12 +118,13 @@ struct Problem {
   Mat<const bf16> a, b;  ///< numbers of 8 bits by pairs
   Op op;
   int rows, cols;  ///< tiles
-  int k_tiles;
+  int k_tiles, stages;
 };
 
+/// In dynamic shared memory, which holds as many stages as fit.
 union Shared {
-  KTile ring[gemm_stages];
-  StagedRows staged[gemm_warps][warp_parts];
+  KTile<warp_parts> ring[2];
+  StagedRows staged[gemm_warps][buffers];
 };
 
 template <class Op>
@@ -125,8 +135,8 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm) fused_gemm(const 
   const int index = blockIdx.x, tile_row = Op::last_rows_first ? p.rows - 1 - index / p.cols : index / p.cols;
   const int row = tile_row * tile_m, col = index % p.cols * tile_n;
   GemmFragment sums[warp_parts];
-  mainloop<Operands<Op>, Op::b_major>(sums, s.ring, p.a, p.b, row, col, p.k_tiles);
-  const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0), first_row = row + warp * warp_rows;
+  mainloop<Operands<Op>, Op::b_major>(sums, s.ring, p.stages, p.a, p.b, row, col, p.k_tiles);
+  const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0), first_row = row + warp * warp_parts * part_rows;
   WarpTile tile{first_row, col, 0, s.staged[warp]};
   p.op.begin(tile);
 #pragma unroll
@@ -175,9 +185,11 @@ struct Gemm {
     const Mat<const bf16> a = loaded(a_operand), b = loaded(b_operand);
     require_panels(name, a);
     require_panels(name, b);
-    Problem<Op> p{a, b, op, ceil_div(a.rows, tile_m), ceil_div(cols, tile_n), a.cols / tile_k};
-    constexpr int shared_bytes = sizeof(Shared);
-    static_assert(blocks_per_sm * (shared_bytes + 1024) <= 100 * 1024);
+    constexpr int stage_bytes = sizeof(KTile<warp_parts>);
+    const int stages = blocks_per_sm * (3 * stage_bytes + 1024) <= sm_limits().shared_bytes ? 3 : 2;
+    const Problem<Op> p{a, b, op, ceil_div(a.rows, tile_m), ceil_div(cols, tile_n), a.cols / tile_k, stages};
+    const int shared_bytes = stages * stage_bytes;
+    static_assert(sizeof(Shared) == 2 * stage_bytes && blocks_per_sm * (sizeof(Shared) + 1024) <= 100 * 1024);
     check(cudaFuncSetAttribute(fused_gemm<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           "cudaFuncSetAttribute");
     cuda::launch(name, stream, fused_gemm<Op>, p.rows * p.cols, gemm_threads, shared_bytes, p);

@@ -1,7 +1,8 @@
 #pragma once
-// Mainloop of GEMMs by mma.sync: a ring of k-tiles in shared memory, filled by cp.async some k-tiles ahead. A thread
-// block of four warps computes [128, 128], each warp 32 rows of it. Two blocks share an SM, and one's epilogue overlaps
-// the other's mainloop; their memory fits the 100 KB that an SM of the smaller GPUs has.
+// Mainloop of GEMMs by mma.sync: a ring of k-tiles in shared memory, filled by cp.async ahead of time. A thread block
+// of four warps computes 64 `parts` rows and 128 columns, each warp 16 `parts` rows of them: shared memory is the
+// bottleneck, and a fragment of b that a warp loads serves all of its parts. Two blocks share an SM, and one's epilogue
+// overlaps the other's mainloop.
 
 #include <algorithm>
 #include <utility>
@@ -14,30 +15,30 @@
 namespace nanorun::kernels::cuda::ampere {
 
 constexpr int part_rows = 16;  // rows of one mma
-constexpr int warp_parts = 2;  // parts that make a warp's rows
 constexpr int gemm_warps = 4, gemm_threads = gemm_warps * warp_size, blocks_per_sm = 2;
-constexpr int warp_rows = warp_parts * part_rows;
-constexpr int tile_m = gemm_warps * warp_rows, tile_n = gemm_columns, tile_k = 32;
-constexpr int gemm_stages = 3;
+constexpr int tile_n = gemm_columns, tile_k = 32;
+/// Rows of a block whose warps have so many parts.
+constexpr int tile_rows(int parts) { return gemm_warps * parts * part_rows; }
 
 /// Where rows have 64 bytes: byte offset of a 16-byte chunk. The same chunk of eight rows lies in different banks.
 __device__ __forceinline__ std::uint32_t narrow_chunk_at(int row, int chunk) {
   return static_cast<std::uint32_t>(row * 64 + ((chunk ^ (row / 2 & 3)) << 4));
 }
 
-/// k-tiles of both operands: of a [tile_m, tile_k] and b [tile_n, tile_k] rows of 64 bytes by narrow_chunk_at(), of b
-/// [tile_k, tile_n] two panels of 64 columns by swizzled().
+/// k-tiles of both operands: of a [tile_rows(parts), tile_k] and b [tile_n, tile_k] rows of 64 bytes by
+/// narrow_chunk_at(), of b [tile_k, tile_n] two panels of 64 columns by swizzled().
+template <int parts>
 struct alignas(128) KTile {
-  std::byte a[tile_m * tile_k * 2];
+  std::byte a[tile_rows(parts) * tile_k * 2];
   std::byte b[tile_n * tile_k * 2];
 };
 constexpr int panel_bytes = tile_k * 128;
 
-/// A thread's part of the copies of an operand [rows, k], k along the rows in memory. Rows from `rows` on are zeros.
-template <class T>
+/// A thread's part of the copies of tile_rows rows of an operand [rows, k], k along the rows in memory. Rows from
+/// `rows` on are zeros.
+template <class T, int tile_rows>
 struct RowCopies {
-  static constexpr int step = gemm_threads / 4, count = tile_m / step;  // rows that the block copies at a time
-  static_assert(tile_m == tile_n);
+  static constexpr int step = gemm_threads / 4, count = tile_rows / step;  // rows that the block copies at a time
   const T* from;
   std::uint32_t at;  ///< offset in the k-tile; those of all copies differ by a multiple of the swizzle's period
   int rows;          ///< of the operand from this thread's first one on
@@ -100,16 +101,16 @@ struct Multiplication<std::pair<A, B>> {
 };
 
 /// sums += a b of a k-tile, of this warp's rows.
-template <class T, Major b_major>
-__device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const KTile& tile, int warp) {
+template <class T, Major b_major, int parts>
+__device__ __forceinline__ void multiply(GemmFragment (&sums)[parts], const KTile<parts>& tile, int warp) {
   const int lane = threadIdx.x % warp_size;
   const std::uint32_t a_at = shared_address(tile.a), b_at = shared_address(tile.b);
 #pragma unroll
   for (int k = 0; k < tile_k / 16; ++k) {
-    std::uint32_t a[warp_parts][4];
+    std::uint32_t a[parts][4];
 #pragma unroll
-    for (int part = 0; part < warp_parts; ++part) {
-      const int row = warp * warp_rows + part * part_rows + lane % 16;
+    for (int part = 0; part < parts; ++part) {
+      const int row = (warp * parts + part) * part_rows + lane % 16;
       ldmatrix(a[part], a_at + narrow_chunk_at(row, 2 * k + lane / 16));
     }
 #pragma unroll
@@ -121,7 +122,7 @@ __device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const
         ldmatrix_transposed(b, b_at + n / 4 * panel_bytes + swizzled(16 * k + lane % 16, n % 4 * 2 + lane / 16));
       }
 #pragma unroll
-      for (int part = 0; part < warp_parts; ++part) {
+      for (int part = 0; part < parts; ++part) {
         Multiplication<T>::mma(sums[part] + 8 * n, a[part], b);
         Multiplication<T>::mma(sums[part] + 8 * n + 4, a[part], b + 2);
       }
@@ -130,15 +131,16 @@ __device__ __forceinline__ void multiply(GemmFragment (&sums)[warp_parts], const
 }
 
 /// sums = the product of the rows from `row` of a and the columns from `col` of b, of this warp's rows; k_tiles > 0.
-/// At the end the ring is free: all warps have read it, and no copy is on its way.
-template <class T, Major b_major>
-__device__ __forceinline__ void mainloop(GemmFragment (&sums)[warp_parts], KTile (&ring)[gemm_stages],
+/// `stages`: k-tiles in the ring, 2 or 3. At the end the ring is free: all warps have read it, and no copy is on its
+/// way.
+template <class T, Major b_major, int parts>
+__device__ __forceinline__ void mainloop(GemmFragment (&sums)[parts], KTile<parts>* ring, int stages,
                                          Mat<const typename Multiplication<T>::Element> a,
                                          Mat<const typename Multiplication<T>::Element> b, int row, int col,
                                          int k_tiles) {
   using Element = typename Multiplication<T>::Element;
-  using CopiesOfB = std::conditional_t<b_major == Major::k, RowCopies<Element>, ColumnCopies<Element>>;
-  const RowCopies<Element> copies_a(a, row);
+  using CopiesOfB = std::conditional_t<b_major == Major::k, RowCopies<Element, tile_n>, ColumnCopies<Element>>;
+  const RowCopies<Element, tile_rows(parts)> copies_a(a, row);
   const CopiesOfB copies_b(b, col);
   const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0);
   const auto load = [&](int k, int stage) {
@@ -148,20 +150,23 @@ __device__ __forceinline__ void mainloop(GemmFragment (&sums)[warp_parts], KTile
     }
     sm80::cp_async_commit();  // an empty group keeps the count of those that are waited for
   };
+  for (int k = 0; k < stages - 1; ++k) load(k, k);
 #pragma unroll
-  for (int k = 0; k < gemm_stages - 1; ++k) load(k, k);
-#pragma unroll
-  for (int part = 0; part < warp_parts; ++part) {
+  for (int part = 0; part < parts; ++part) {
 #pragma unroll
     for (float& sum : sums[part]) sum = 0;
   }
   int stage = 0;
   for (int k = 0; k < k_tiles; ++k) {
-    sm80::cp_async_wait<gemm_stages - 2>();
+    if (stages == 3) {
+      sm80::cp_async_wait<1>();
+    } else {
+      sm80::cp_async_wait<0>();
+    }
     __syncthreads();  // all have copied k-tile k and read the one before, whose place is filled next
-    load(k + gemm_stages - 1, stage == 0 ? gemm_stages - 1 : stage - 1);
+    load(k + stages - 1, stage == 0 ? stages - 1 : stage - 1);
     multiply<T, b_major>(sums, ring[stage], warp);
-    stage = stage == gemm_stages - 1 ? 0 : stage + 1;
+    stage = stage == stages - 1 ? 0 : stage + 1;
   }
   sm80::cp_async_wait<0>();
   __syncthreads();

@@ -8,10 +8,11 @@ namespace nanorun::kernels::cuda::ampere {
 namespace {
 
 using namespace symmetric;
-static_assert(tile_side == tile_m && tile_side == tile_n && computes_triangle(tile_side, 2 * tile_k));
+constexpr int warp_parts = 2, stages = 3;
+static_assert(tile_side == tile_rows(warp_parts) && tile_side == tile_n && computes_triangle(tile_side, 2 * tile_k));
 
 union Shared {
-  KTile ring[gemm_stages];
+  KTile<warp_parts> ring[stages];
   struct {
     Columns direct[2], mirror[2];
   } staged;
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm)
   const TilePosition tile(p);
   const int row = tile.matrix + tile.row, col = tile.matrix + tile.col;
   GemmFragment sums[warp_parts];
-  mainloop<T, Major::k>(sums, s.ring, p.x, p.y, row, col, p.k / tile_k);
+  mainloop<T, Major::k>(sums, s.ring, stages, p.x, p.y, row, col, p.k / tile_k);
   auto& [direct, mirror] = s.staged;
   if (p.beta != 0) {
     for_chunks(direct, p.addend, row, tile.col,
