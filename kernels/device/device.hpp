@@ -83,7 +83,7 @@ NANORUN_DECLARE_OPS({
   /// For which compute capabilities this build has kernels: "9.0a, 8.0 and higher"; empty in portable builds.
   std::string kernels_of_build();
   /// Whether the kernels that the device in use takes, else one that is there, multiply numbers of 8 bits: Hopper's
-  /// do, the others where the variable NANORUN_TIER is 8.9. True without a device. Portable builds emulate that.
+  /// do, the others on GPUs from 8.9 on. True without a device. Portable builds emulate that.
   bool has_fp8();
   /// Bytes of memory of the device; 0 in portable builds, which share the host's.
   std::size_t device_memory(int device);

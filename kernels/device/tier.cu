@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <optional>
@@ -41,12 +42,11 @@ std::optional<int> current_device() {
   return std::nullopt;
 }
 
-/// Whether the bodies that a device of this capability takes have products of 8-bit numbers. Those of 8.9 have to be
-/// asked for, as no GPU has run them.
+/// Whether the bodies that a device of this capability takes have products of 8-bit numbers.
 bool tier_has_fp8(int capability) {
   const Tier tier = tier_of(capability);
 #if NANORUN_AMPERE_FP8
-  if (tier == Tier::ampere) return capability >= 89 && most_capability() == 89;
+  if (tier == Tier::ampere) return std::min(capability, most_capability()) >= 89;
 #endif
   return tier == Tier::hopper;
 }
