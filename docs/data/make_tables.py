@@ -94,11 +94,11 @@ def same_text(data):
                   "difference of the means"], rows)
 
 
-def losses_by_parameters(runs, program, variant, commits, step):
+def losses_by_parameters(runs, program, record, variant, commits, step):
     """Mean loss by the initial parameters of the script. A row that is a mean of runs stands for them."""
     found, means = defaultdict(list), {}
     for run in runs:
-        chosen = (run["record"], run["program"], run["variant"], run["steps"]) == ("89", program, variant, "500")
+        chosen = (run["record"], run["program"], run["variant"], run["steps"]) == (record, program, variant, "500")
         if chosen and run["commit"] in commits and run["parameters"].startswith("manual_seed") and step in run["losses"]:
             if int(run["runs"]) > 1:
                 means[run["parameters"]] = run["losses"][step]
@@ -110,18 +110,18 @@ def losses_by_parameters(runs, program, variant, commits, step):
 def same_start(data):
     """Losses of both programs from the same initial parameters."""
     runs, rows = data["runs"], []
-    for variant, commits, step in (("", ("04874eb",), 500), ("MLP in bf16", ("2ac19e8",), 500),
-                                   (WITHOUT, ("04874eb",), 375), (WITHOUT, ("04874eb",), 500),
-                                   (WITHOUT, ("836766d", "2cb08cf"), 500)):
-        script = losses_by_parameters(runs, "PyTorch", variant, ("",), step)
-        nanorun = losses_by_parameters(runs, "nanorun", variant, commits, step)
+    for record, variant, commits, step in (("89", "", ("04874eb",), 500), ("89", "MLP in bf16", ("2ac19e8",), 500),
+                                           ("89", WITHOUT, ("04874eb",), 375), ("89", WITHOUT, ("04874eb",), 500),
+                                           ("89", WITHOUT, ("836766d", "2cb08cf"), 500), ("349", "", ("9aee27c",), 500)):
+        script = losses_by_parameters(runs, "PyTorch", record, variant, ("",), step)
+        nanorun = losses_by_parameters(runs, "nanorun", record, variant, commits, step)
         both = [name for name in nanorun if name in script]
         differences = [nanorun[name] - script[name] for name in both]
-        rows.append([variant or PLAIN_DECK, " and ".join(commits), str(step), str(len(both)),
+        rows.append([record, variant or PLAIN_DECK, " and ".join(commits), str(step), str(len(both)),
                      four_digits(mean([script[name] for name in both])),
                      four_digits(mean([nanorun[name] for name in both])), signed(mean(differences)),
                      four_digits(standard_error(differences))])
-    return table(["model", "commit of nanorun", "step", "sets of parameters", "script", "nanorun", "mean difference",
+    return table(["record", "model", "commit of nanorun", "step", "sets of parameters", "script", "nanorun", "mean difference",
                   "its standard error"], rows)
 
 
