@@ -221,7 +221,8 @@ def charts(watched):
         ("Norm of the gradient", "gradient_norm", "l2 norm", {"cut": True})) if has(watched, key)]
     if len(further) % 2:
         further.append(figure_chart(watched, "Learning rate", "lr", "factor on every learning rate"))
-    return page.side_by_side(*map(page.drawing, drawn + further))
+    key = page.paragraph("Of the losses, the line with dots is that of validation, the other that of training.")
+    return key + page.side_by_side(*map(page.drawing, drawn + further))
 
 
 def document(watched, every, live):

@@ -220,6 +220,8 @@ class Output(RunPageTest):
         self.assertEqual(page.texts["b"], ["3.0000", "3.0 s", "10,240", "100.0 ms"])
         charts = [element["aria-label"] for element in page.elements["svg"] if "aria-label" in element]
         self.assertEqual(charts[:3], ["Loss by steps", "Loss by seconds of training", "Time of a step"])
+        self.assertIn("Of the losses, the line with dots is that of validation, the other that of training.",
+                      page.texts["p"])
         self.assertNotRegex(text.lower(), "energy|joule")
         self.assertEqual(page.addresses, [])
         self.assertNotIn("http", text)
