@@ -82,7 +82,8 @@ NANORUN_DECLARE_OPS({
   std::string device_kernels(int device);
   /// For which compute capabilities this build has kernels: "9.0a, 8.0 and higher"; empty in portable builds.
   std::string kernels_of_build();
-  /// Whether the device in use, else one that is there, multiplies numbers of 8 bits. Portable builds emulate that.
+  /// Whether the device in use, else one that is there, else an H100 multiplies numbers of 8 bits, where NANORUN_TIER
+  /// does not withhold it. Portable builds emulate that.
   bool has_fp8();
   /// Bytes of memory of the device; 0 in portable builds, which share the host's.
   std::size_t device_memory(int device);

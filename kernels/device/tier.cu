@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -33,6 +34,14 @@ int most_capability() {
   throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
 }
 
+/// Empty without a device, and without a driver for it.
+std::optional<int> current_device() {
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) return device;
+  cudaGetLastError();
+  return std::nullopt;
+}
+
 /// Whether the bodies that a device of this capability takes have products of 8-bit numbers. Those of 8.9 have to be
 /// asked for, as no GPU has run them.
 bool tier_has_fp8(int capability) {
@@ -58,14 +67,11 @@ Tier tier_of(int capability) {
 }
 
 Tier device_tier() {
-  Tier tier = taken;
+  const Tier tier = taken;
   if (tier != Tier::none) return tier;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    cudaGetLastError();
-    return Tier::hopper;
-  }
-  take_tier_of(device);
+  const std::optional<int> device = current_device();
+  if (!device) return tier_of(hopper_capability);
+  take_tier_of(*device);
   return taken;
 }
 
@@ -101,12 +107,8 @@ std::string kernels_of_build() {
 }
 
 bool has_fp8() {
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    cudaGetLastError();
-    return true;
-  }
-  return tier_has_fp8(device_capability(device));
+  const std::optional<int> device = current_device();
+  return tier_has_fp8(device ? device_capability(*device) : hopper_capability);
 }
 
 std::size_t refuse_fp8() { throw std::logic_error("this build has no products of 8-bit numbers"); }
