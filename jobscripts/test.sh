@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything and runs every test. Where CUDA 13 or newer is installed also builds for GPUs and runs the tests of
-# the CUDA kernels. Without a GPU these are skipped, and the kernels compiled in less time, without optimisation.
-# Compiles through ccache where that is installed. Options:
+# the CUDA kernels, which are skipped without a GPU. Compiles through ccache where that is installed. Options:
 #   --asan             also the unit tests under the address and undefined-behaviour sanitizers
 #   --compiler NAME    also the unit tests of a build by clang, or clang-19
 #   --mpi mpich        also the unit and MPI tests of a build with MPICH
@@ -91,8 +90,7 @@ if command -v ccache >/dev/null; then
 fi
 if ! "$quick" && CUDACXX=$(find_nvcc); then
   export CUDACXX
-  # Without a GPU the kernels are only to compile.
-  if nvidia-smi -L &>/dev/null; then presets+=(h100); else presets+=(h100_untuned); fi
+  presets+=(h100)
 fi
 if ! "$quick" || [[ ${#presets[@]} -eq 0 ]]; then presets+=(cpu); fi
 
@@ -127,7 +125,7 @@ for preset in "${presets[@]}"; do
     continue
   fi
   tests_at_once=$((processors < 6 ? 3 * processors : 16))
-  [[ $preset != h100* ]] || tests_at_once=$((processors < 4 ? 2 : processors < 16 ? processors / 2 : 8))
+  [[ $preset != h100 ]] || tests_at_once=$((processors < 4 ? 2 : processors < 16 ? processors / 2 : 8))
   labels=()
   ! { "$quick" && [[ $preset == cpu ]]; } || labels=(-L '^(unit|golden)$')
   ctest --preset "$preset" --parallel "$tests_at_once" "${labels[@]}"
