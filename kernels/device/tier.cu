@@ -69,7 +69,7 @@ Tier device_tier() {
   const Tier tier = taken;
   if (tier != Tier::none) return tier;
   const std::optional<int> device = current_device();
-  if (!device) return Tier::hopper;
+  if (!device) return tier_of(hopper_capability);
   take_tier_of(*device);
   return taken;
 }
@@ -107,7 +107,7 @@ std::string kernels_of_build() {
 
 bool has_fp8() {
   const std::optional<int> device = current_device();
-  return !device || tier_has_fp8(device_capability(*device));
+  return tier_has_fp8(device ? device_capability(*device) : hopper_capability);
 }
 
 std::size_t refuse_fp8() { throw std::logic_error("this build has no products of 8-bit numbers"); }
