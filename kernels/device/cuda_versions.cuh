@@ -22,11 +22,10 @@ inline cudaError_t driver_entry_point(const char* name, void** function, [[maybe
 
 /// States how an SM divides its memory while the kernel runs: percent for shared memory. CUDA 13 takes it as an
 /// attribute of the launch, which this writes behind the first `count` and counts; CUDA 12 as one of the kernel.
-inline cudaError_t prefer_shared_memory(const void* kernel, unsigned percent,
+inline cudaError_t prefer_shared_memory([[maybe_unused]] const void* kernel, unsigned percent,
                                         [[maybe_unused]] cudaLaunchAttribute* attributes,
                                         [[maybe_unused]] unsigned& count) {
 #if CUDART_VERSION >= 13000
-  static_cast<void>(kernel);
   attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
   attributes[count++].val.sharedMemCarveout = percent;
   return cudaSuccess;
