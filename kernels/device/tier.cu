@@ -27,8 +27,9 @@ std::atomic<Tier> taken = Tier::none;
 int most_capability() {
   const char* const text = std::getenv("NANORUN_TIER");
   if (text == nullptr || *text == '\0') return 1000;
-  for (const auto& [name, capability] : {std::pair("8.0", 80), {"8.9", 89}, {"9.0", 90}}) {
-    if (text == std::string_view(name)) return capability;
+  constexpr std::pair<std::string_view, int> capabilities[] = {{"8.0", 80}, {"8.9", 89}, {"9.0", 90}};
+  for (const auto& [name, capability] : capabilities) {
+    if (name == text) return capability;
   }
   throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
 }

@@ -33,12 +33,12 @@ class Planned(FaultTest):
 
     def test_the_gpu_of_this_machine_counts(self):
         """Its memory, and that it has no products of 8-bit numbers."""
-        in_bf16 = self.figures("record21", "head.precision=bf16", "--memory", "80GiB")["memory_bytes"]["total"]
+        a100 = "13000 1 80 NVIDIA A100"
+        in_bf16 = self.figures("record21", "head.precision=bf16", device=a100, memory=40 * GIB)
         for memory, code in ((40, 0), (16, 0), (12, 2)):
-            device = {"device": "13000 1 80 NVIDIA A100", "memory": memory * GIB, "code": code}
-            plan = self.figures("record21", **device)
+            plan = self.figures("record21", device=a100, memory=memory * GIB, code=code)
             self.assertEqual(plan["available_bytes"], memory * GIB)
-            self.assertEqual(plan["memory_bytes"]["total"], in_bf16)
+            self.assertEqual(plan["memory_bytes"], in_bf16["memory_bytes"])
 
     def test_without_a_gpu_the_plan_is_that_of_an_h100(self):
         """NANORUN_TIER makes it that of another."""
