@@ -82,8 +82,8 @@ NANORUN_DECLARE_OPS({
   std::string device_kernels(int device);
   /// For which compute capabilities this build has kernels: "9.0a, 8.0 and higher"; empty in portable builds.
   std::string kernels_of_build();
-  /// Whether the kernels that the device in use takes, else one that is there, multiply numbers of 8 bits: Hopper's
-  /// do, the others on GPUs from 8.9 on. True without a device. Portable builds emulate that.
+  /// Whether the kernels that the device in use takes, else one that is there, else an H100, multiply numbers of 8
+  /// bits: Hopper's do, the others on GPUs from 8.9 on. Portable builds emulate that.
   bool has_fp8();
   /// Bytes of memory of the device; 0 in portable builds, which share the host's.
   std::size_t device_memory(int device);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/device/cuda_versions.cuh"
 #include "kernels/device/error.cuh"
 
 namespace nanorun::kernels::cuda {
@@ -17,8 +18,7 @@ template <class F>
 F* driver_function(const char* name, unsigned version) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found),
-        "cudaGetDriverEntryPointByVersion");
+  check(driver_entry_point(name, &function, version, &found), "cudaGetDriverEntryPoint");
   if (found != cudaDriverEntryPointSuccess) throw std::runtime_error(std::string("the driver has no ") + name);
   return reinterpret_cast<F*>(function);
 }

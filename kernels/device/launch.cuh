@@ -23,6 +23,7 @@
 
 #include <unordered_map>
 
+#include "kernels/device/cuda_versions.cuh"
 #include "kernels/device/error.cuh"
 #include "kernels/device/sm_limits.hpp"
 #include "kernels/device/tier.hpp"
@@ -66,18 +67,21 @@ template <class... Parameters, class... Arguments>
 void launch(const char* op, Stream stream, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
             const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-  attributes[0].val.sharedMemCarveout =
-      shared_memory_carveout(op, reinterpret_cast<const void*>(kernel), threads, shared_bytes);
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  unsigned count = 0;
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  check(prefer_shared_memory(function, shared_memory_carveout(op, function, threads, shared_bytes), attributes, count),
+        op);
+  if (overlap_launches && device_tier() == Tier::hopper) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = cuda_stream(stream);
   config.attrs = attributes;
-  config.numAttrs = overlap_launches && device_tier() == Tier::hopper ? 2 : 1;
+  config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), op);
 }
 

@@ -5,23 +5,6 @@
 
 namespace nanorun::kernels::portable {
 
-namespace {
-
-template <class T>
-void gemm_on_device(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
-  constexpr int block = 64;
-  const int across = ceil_div(c.cols, block);
-  for_teams("gemm", ceil_div(c.rows, block) * across, [=] KOKKOS_FUNCTION(const Team& team, int i) {
-    const int row = i / across * block, rows = std::min(block, c.rows - row);
-    const int col = i % across * block, cols = std::min(block, c.cols - col);
-    gemm<T>(team, op_a, op_b, alpha, op_a == Op::none ? a.row_block(row, rows) : a.col_block(row, rows),
-            op_b == Op::none ? b.col_block(col, cols) : b.row_block(col, cols), beta,
-            c.row_block(row, rows).col_block(col, cols));
-  });
-}
-
-}  // namespace
-
 void add_to(double* total, double value) {
   for_rows("add_to", 1, [=] KOKKOS_FUNCTION(int) { *total += value; });
 }
@@ -44,7 +27,7 @@ void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat
   if constexpr (on_host) {
     blas_gemm(op_a, op_b, alpha, a, b, beta, c);
   } else {
-    gemm_on_device(op_a, op_b, alpha, a, b, beta, c);
+    device_gemm(op_a, op_b, alpha, a, b, beta, c);
   }
 }
 

@@ -194,7 +194,13 @@ KOKKOS_FUNCTION void gemm(const Team& team, Op op_a, Op op_b, T alpha, Mat<const
   }
 }
 
-/// c = alpha op(a) op(b) + beta c by the BLAS or the whole device; c is not read where beta is 0. T = float or double.
+/// c = alpha op(a) op(b) + beta c by the whole device, and waits; c is not read where beta is 0. T = float or double. A
+/// BLAS of the device computes it where there is one here, see device_gemm.cpp: it throws std::runtime_error.
+template <class T>
+void device_gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
+
+/// c = alpha op(a) op(b) + beta c by the BLAS of the CPU or device_gemm(); c is not read where beta is 0. T = float or
+/// double.
 template <class T>
 void gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
 

@@ -28,8 +28,9 @@ std::atomic<Tier> taken = Tier::none;
 int most_capability() {
   const char* const text = std::getenv("NANORUN_TIER");
   if (text == nullptr || *text == '\0') return 1000;
-  for (const auto& [name, capability] : {std::pair("8.0", 80), {"8.9", 89}, {"9.0", 90}}) {
-    if (text == std::string_view(name)) return capability;
+  constexpr std::pair<std::string_view, int> capabilities[] = {{"8.0", 80}, {"8.9", 89}, {"9.0", 90}};
+  for (const auto& [name, capability] : capabilities) {
+    if (name == text) return capability;
   }
   throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
 }
@@ -69,7 +70,7 @@ Tier device_tier() {
   const Tier tier = taken;
   if (tier != Tier::none) return tier;
   const std::optional<int> device = current_device();
-  if (!device) return Tier::hopper;
+  if (!device) return tier_of(hopper_capability);
   take_tier_of(*device);
   return taken;
 }
@@ -107,7 +108,7 @@ std::string kernels_of_build() {
 
 bool has_fp8() {
   const std::optional<int> device = current_device();
-  return !device || tier_has_fp8(device_capability(*device));
+  return tier_has_fp8(device ? device_capability(*device) : hopper_capability);
 }
 
 std::size_t refuse_fp8() { throw std::logic_error("this build has no products of 8-bit numbers"); }

@@ -18,7 +18,7 @@ enum class Tier { none, ampere, hopper };
 Tier tier_of(int capability);
 
 /// Tier of the process's device, which use_device() makes known; before that, of the device that is current. Without a
-/// device that of an H100, so that a dry run can plan for GPUs on any machine.
+/// device that of an H100, or of the GPU that NANORUN_TIER states, so that a dry run can plan for them on any machine.
 Tier device_tier();
 
 /// Called by use_device().

@@ -1,5 +1,6 @@
 #pragma once
-// Rows of the logits. They come to shared memory by a struct Loads:
+// Rows of the logits. They come to shared memory by a struct Loads, or stay where they are:
+//   in_place                 a row is worked on in global memory, as shared memory is too small for it
 //   threads, blocks_per_sm   threads of a block, which share a row, and blocks that run on an SM
 //   segment_vectors          vectors of a row that are waited for at a time
 //   begin(to, row, vectors)  starts the loads; all threads call it, and the block synchronises after it
@@ -292,8 +293,9 @@ __device__ float largest_of_row(const Vector<bf16, 8>* z, int vectors, const Loa
   return row_maximum<Loads::threads / warp_size>(largest);
 }
 
-/// Applies a cap's exp_and_slope to a row, segment by segment as they arrive; returns the sum of e^logit.
-template <class Cap, class Loads>
+/// Applies a cap's exp_and_slope to a row, segment by segment as they arrive; returns the sum of e^logit. The row holds
+/// the slopes then, unless they serve nobody.
+template <bool keeps_slopes, class Cap, class Loads>
 __device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& cap, const Loads& loads) {
   float sum = 0;
   for (int s = 0; s * Loads::segment_vectors < vectors; ++s) {
@@ -303,26 +305,43 @@ __device__ float exp_and_slope_row(Vector<bf16, 8>* z, int vectors, const Cap& c
     for (int i = s * Loads::segment_vectors + threadIdx.x; i < last; i += Loads::threads) {
       Vector<float, 8> v = to_floats(z[i]);
       sum += cap.exp_and_slope(v);
-      z[i] = round_to_bf16(v);
+      if constexpr (keeps_slopes) z[i] = round_to_bf16(v);
     }
   }
   return row_sum<Loads::threads / warp_size>(sum);
 }
 
+/// Stores a row of slopes, times the factor, as the gradient of the row.
+template <class Loads, class G>
+__device__ void store_row(void* row, const Vector<bf16, 8>* slopes, int vectors, float factor) {
+  // In place e5m2 cover slopes of other threads, which all of them must have read by then.
+  constexpr bool covers = Loads::in_place && sizeof(G) < sizeof(bf16);
+  const int last = covers ? ceil_div(vectors, Loads::threads) * Loads::threads : vectors;
+  for (int i = threadIdx.x; i < last; i += Loads::threads) {
+    Vector<float, 8> g = to_floats(slopes[covers ? min(i, vectors - 1) : i]);
+#pragma unroll
+    for (float& element : g.v) element *= factor;
+    if constexpr (covers) __syncthreads();
+    if (!covers || i < vectors) store_gradient<G>(row, i, g);
+  }
+}
+
 /// A block turns a row of z into its gradient times scale, in format G, and writes its loss.
-/// - Shared memory holds the row, then what the cap's exp_and_slope makes of it in bf16, whose rounding is small beside
-/// that of z.
+/// - Shared memory, or the row in place, holds z and then what the cap's exp_and_slope makes of it in bf16, whose
+/// rounding is small beside that of z.
 /// - The last rows come first: the GEMM wrote them last, and they are still in L2.
 template <class Loads, class G, TargetSet set, class Cap>
 __global__ void __launch_bounds__(Loads::threads, Loads::blocks_per_sm)
     softcap_row(Mat<bf16> z, float* loss, const __grid_constant__ Targets targets, Cap cap, float scale) {
   constexpr int finisher = warp_size;  // not of the warp that loads
-  extern __shared__ Vector<bf16, 8> kept[];
+  constexpr bool makes_gradient = !std::is_same_v<G, NoGradient>;
+  extern __shared__ Vector<bf16, 8> shared_row[];
   __shared__ typename Loads::Shared shared_of_loads;
   __shared__ float shared_weights;
   begin_after_previous();
   const int t = z.rows - 1 - static_cast<int>(blockIdx.x), vectors = z.cols / 8;
   bf16* const row = z.row(t);
+  Vector<bf16, 8>* const kept = Loads::in_place ? reinterpret_cast<Vector<bf16, 8>*>(row) : shared_row;
   RowTargets<set> mine;
   const Loads loads(shared_of_loads, vectors);
   loads.begin(kept, row, vectors);
@@ -332,17 +351,11 @@ __global__ void __launch_bounds__(Loads::threads, Loads::blocks_per_sm)
   }
   __syncthreads();
   if constexpr (Cap::needs_maximum) cap.maximum = largest_of_row(kept, vectors, loads);
-  const float sum = exp_and_slope_row(kept, vectors, cap, loads);
+  const float sum = exp_and_slope_row<makes_gradient>(kept, vectors, cap, loads);
   if (threadIdx.x == finisher) loss[t] = mine.loss(targets, cap, sum);
-  if constexpr (!std::is_same_v<G, NoGradient>) {
+  if constexpr (makes_gradient) {
     const float weights = mine.only_next ? 1 : shared_weights;
-    const float factor = cap.derivative_scale * scale * weights / sum;
-    for (int i = threadIdx.x; i < vectors; i += Loads::threads) {
-      Vector<float, 8> g = to_floats(kept[i]);
-#pragma unroll
-      for (float& element : g.v) element *= factor;
-      store_gradient<G>(row, i, g);
-    }
+    store_row<Loads, G>(row, kept, vectors, cap.derivative_scale * scale * weights / sum);
     __syncthreads();
     if (threadIdx.x == finisher) {
 #pragma unroll
@@ -358,10 +371,12 @@ __global__ void __launch_bounds__(Loads::threads, Loads::blocks_per_sm)
 template <class Loads, class G, class Cap>
 void launch_rows_with(Stream stream, float* loss, const Softcap& in, double scale) {
   assert(in.z.cols % 8 == 0 && in.z.cols <= max_vocabulary && in.targets.size() >= static_cast<std::size_t>(in.z.rows));
-  const int shared_bytes = in.z.cols * static_cast<int>(sizeof(bf16));
+  const int shared_bytes = Loads::in_place ? 0 : in.z.cols * static_cast<int>(sizeof(bf16));
   const Targets targets(in);
-  const auto kernel = targets.are_next_tokens() ? softcap_row<Loads, G, TargetSet::next_token, Cap>
-                                                : softcap_row<Loads, G, TargetSet::all, Cap>;
+  // Rows in place are rare: one kernel serves their targets.
+  constexpr TargetSet next = Loads::in_place ? TargetSet::all : TargetSet::next_token;
+  const auto kernel =
+      targets.are_next_tokens() ? softcap_row<Loads, G, next, Cap> : softcap_row<Loads, G, TargetSet::all, Cap>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
   launch("softcap_row", stream, kernel, in.z.rows, Loads::threads, shared_bytes, in.z, loss, targets, Cap(in.options),
@@ -377,10 +392,7 @@ void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
                 : launch_rows_with<Loads, G, SigmoidCap<SigmoidFormat::fp32>>(stream, loss, in, scale);
 }
 
-template <class Loads>
-Mat<e5m2> launch_rows_fp8(Stream stream, float* loss, const Softcap& in, double scale) {
-  launch_rows<Loads, e5m2>(stream, loss, in, scale);
-  return {reinterpret_cast<e5m2*>(in.z.data), in.z.rows, in.z.cols, 2 * in.z.ld};
-}
+/// Where gradients in e5m2 lie.
+inline Mat<e5m2> fp8_rows(Mat<bf16> z) { return {reinterpret_cast<e5m2*>(z.data), z.rows, z.cols, 2 * z.ld}; }
 
 }  // namespace nanorun::kernels::cuda::softcap

@@ -7,8 +7,8 @@
 
 namespace nanorun::kernels::cuda {
 
-/// A chunk of logits before the softcap, with their targets. V is a multiple of 8 and at most max_vocabulary: a row of
-/// bf16 lies in a thread block's shared memory.
+/// A chunk of logits before the softcap, with their targets. V is a multiple of 8 and at most max_vocabulary: on
+/// Hopper a row of bf16 lies in a thread block's shared memory; on other GPUs where it fits.
 struct Softcap {
   Mat<bf16> z;                   ///< [rows, V]; the functions for gradients overwrite it
   Vec<const Token> targets;      ///< the tokens behind each row: of these rows and all later ones

@@ -1,12 +1,13 @@
 #include "kernels/ampere/sm80.cuh"
+#include "kernels/device/sm_limits.hpp"
 #include "kernels/lm_head/lm_head_softcap.cuh"
 
 namespace nanorun::kernels::cuda::ampere {
 namespace {
 
-/// By cp.async, a group for each segment: a thread copies what it uses. Shared memory holds one row of GPT-2's
-/// vocabulary, also the 99 KB that a block has at most on the smaller GPUs.
+/// By cp.async, a group for each segment: a thread copies what it uses.
 struct Loads {
+  static constexpr bool in_place = false;
   static constexpr int threads = 512, blocks_per_sm = 1, segment_vectors = 2 * threads;
   struct Shared {};
   int segments;
@@ -33,18 +34,40 @@ struct Loads {
   }
 };
 
+/// Of a row that does not fit: nothing is loaded ahead.
+struct InPlace {
+  static constexpr bool in_place = true;
+  static constexpr int threads = Loads::threads, blocks_per_sm = 1, segment_vectors = Loads::segment_vectors;
+  struct Shared {};
+
+  __device__ InPlace(Shared&, int) {}
+
+  __device__ void begin(Vector<bf16, 8>*, const bf16*, int) const {}
+  __device__ void wait(int) const {}
+};
+
+/// Shared memory holds one row of GPT-2's vocabulary also where a block has 99 KB at most.
+template <class G>
+void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
+  constexpr int reserved_bytes = 1536;  // what the system takes for a block, and what the kernel has beside the row
+  const bool fits = in.z.cols * static_cast<int>(sizeof(bf16)) + reserved_bytes <= sm_limits().shared_bytes;
+  fits ? softcap::launch_rows<Loads, G>(stream, loss, in, scale)
+       : softcap::launch_rows<InPlace, G>(stream, loss, in, scale);
+}
+
 }  // namespace
 
 void softcap_loss(Stream stream, float* loss, const Softcap& in) {
-  softcap::launch_rows<Loads, softcap::NoGradient>(stream, loss, in, 0);
+  launch_rows<softcap::NoGradient>(stream, loss, in, 0);
 }
 
 void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scale) {
-  softcap::launch_rows<Loads, bf16>(stream, loss, in, scale);
+  launch_rows<bf16>(stream, loss, in, scale);
 }
 
 Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, const Softcap& in, double scale) {
-  return softcap::launch_rows_fp8<Loads>(stream, loss, in, scale);
+  launch_rows<e5m2>(stream, loss, in, scale);
+  return softcap::fp8_rows(in.z);
 }
 
 }  // namespace nanorun::kernels::cuda::ampere

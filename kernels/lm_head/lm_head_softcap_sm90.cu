@@ -6,6 +6,7 @@ namespace {
 
 /// By TMA, an mbarrier for each segment. One of an SM's blocks loads while the other stores.
 struct Loads {
+  static constexpr bool in_place = false;
   static constexpr int threads = 256, blocks_per_sm = 2, segment_vectors = 4 * threads;
   struct Shared {
     sm90::Mbarrier loaded[ceil_div(max_vocabulary / 8, segment_vectors)];
@@ -40,7 +41,8 @@ void softcap_gradient(Stream stream, float* loss, const Softcap& in, double scal
 }
 
 Mat<e5m2> softcap_gradient_fp8(Stream stream, float* loss, const Softcap& in, double scale) {
-  return softcap::launch_rows_fp8<Loads>(stream, loss, in, scale);
+  softcap::launch_rows<Loads, e5m2>(stream, loss, in, scale);
+  return softcap::fp8_rows(in.z);
 }
 
 }  // namespace nanorun::kernels::cuda::hopper

@@ -59,6 +59,18 @@ std::vector<RankDevice> gather_devices(Comm& comm, const RankDevice& own) {
   return devices;
 }
 
+/// The oldest driver for all versions of CUDA with this first number.
+std::string driver_for(int major) {
+  switch (major) {
+    case 12:
+      return "driver 525 or newer";
+    case 13:
+      return "driver 580 or newer";
+    default:
+      return "a newer driver";
+  }
+}
+
 }  // namespace
 
 void require_usable_device(int rank, const RankDevice& device) {
@@ -69,7 +81,7 @@ void require_usable_device(int rank, const RankDevice& device) {
   // A driver supports all versions of CUDA that share its first number.
   if (device.driver > 0 && device.driver / 1000 < major) {
     refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", device.driver / 1000,
-                       device.driver % 1000 / 10, major, major == 13 ? "driver 580 or newer" : "a newer driver"));
+                       device.driver % 1000 / 10, major, driver_for(major)));
   }
   if (device.visible == 0) {
     refuse(

@@ -130,7 +130,11 @@ void add_memory(Rows& rows, const TrainingPlan& plan) {
   rows.bytes("  activations", memory.activations);
   rows.bytes("  buffers of collectives", memory.collectives);
   if (memory.runtime > 0) rows.bytes("  CUDA and cuBLAS, at most", memory.runtime);
-  if (plan.available > 0) rows.bytes("memory that a rank has", plan.available);
+  if (plan.available > 0) {
+    rows.bytes("memory that a rank has", plan.available);
+  } else if (memory.runtime > 0) {
+    rows.add("memory that a rank has", "not known, as no GPU is here: name it by --memory, such as --memory 24GiB");
+  }
 }
 
 void add_work(Rows& rows, const Config& config, const TrainingPlan& plan) {

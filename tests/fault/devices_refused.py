@@ -28,8 +28,8 @@ class Refused(FaultTest):
         self.check_refused(ranks, "nanorun: rank 2 on node ", ": Tesla T4 has compute capability 7.5; this build has ")
 
     def test_old_driver(self):
-        self.check_refused(["13000 2 90 NVIDIA H100", "12040 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
-                           ": the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer")
+        self.check_refused(["13000 2 90 NVIDIA H100", "11080 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
+                           ": the driver supports CUDA 11.8, this nanorun needs 1", ".0, driver 5", " or newer")
 
     def test_no_driver(self):
         self.check_refused(["0 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")

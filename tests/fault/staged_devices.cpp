@@ -1,6 +1,6 @@
 // Preloaded into the program built for CUDA: each rank finds the driver and the devices that the variable RANK_<rank>
 // states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens one. A
-// device has as many bytes of memory as the variable MEMORY_<rank> states.
+// device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -60,6 +60,29 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->minor = stage().capability % 10;
   properties->uuid.bytes[0] = static_cast<char>(device);
   return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  int count = 0;
+  return cudaGetDeviceCount(&count);
+}
+
+/// Those of an A100 that the program asks for.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 108;
+      return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *value = 2048;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *value = 164 << 10;
+      return cudaSuccess;
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 cudaError_t cudaSetDevice(int) { opened("cudaSetDevice"); }

@@ -112,10 +112,10 @@ class Cuda(Dependencies):
     def setUp(self):
         super().setUp()
         found = shutil.which("nvcc") or self.need("/usr/local/cuda/bin/nvcc")
-        release = re.search(r"release ([0-9]+)", subprocess.run([found, "--version"], text=True, check=True,
-                                                                stdout=subprocess.PIPE).stdout)
-        if int(release[1]) < 13:
-            self.skipTest("CUDA is older than 13")
+        release = re.search(r"release ([0-9]+)\.([0-9]+)", subprocess.run([found, "--version"], text=True, check=True,
+                                                                          stdout=subprocess.PIPE).stdout)
+        if tuple(map(int, release.groups())) < (12, 4):
+            self.skipTest("CUDA is older than 12.4")
         before = os.environ.get("CUDACXX")
         self.addCleanup(lambda: os.environ.pop("CUDACXX") if before is None else os.environ.update(CUDACXX=before))
         os.environ["CUDACXX"] = found
@@ -143,6 +143,16 @@ class Cuda(Dependencies):
         self.assertIn("arch=compute_90a,code=[sm_90a]",
                       self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a-real",
                                  f"-DCMAKE_MODULE_PATH={self.modules_of_cmake_3_25()}"))
+
+    def test_toolkits_before_12_4_are_refused(self):
+        """A compiler that calls itself one of them."""
+        old = self.build / "nvcc"
+        renamed = "s/release [0-9.]*, V[0-9.]*/release 12.3, V12.3.107/"
+        old.write_text(f"#!/bin/sh\n{os.environ['CUDACXX']} \"$@\" | sed '{renamed}'\n")
+        old.chmod(0o755)
+        os.environ["CUDACXX"] = str(old)
+        self.assertRegex(self.refusal("-DNANORUN_CUDA=ON"), r"The CUDA toolkit in \S+ is 12\.3\.107; nanorun needs CUDA "
+                                                            r"12\.4 or newer: name its compiler by CUDACXX")
 
     def test_architectures_without_the_instructions_are_refused(self):
         for names in ("75", "90a;70", "native"):

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "src/config/config.hpp"
 #include "src/config/schedule.hpp"
@@ -56,7 +57,7 @@ TEST(Inputs, AllDecksPassOnEveryUsualRankCount) {
       EXPECT_NO_THROW(check_config(config, ranks)) << name << " on " << ranks << " ranks";
     }
   }
-  EXPECT_EQ(decks, 10);
+  EXPECT_EQ(decks, 12);
 }
 
 TEST(Inputs, PlainGptsPassOnEveryUsualRankCount) {
@@ -108,9 +109,23 @@ TEST(Inputs, Gpt2Of124MillionIsThatOfLlmC) {
   EXPECT_NEAR(table.find("block.0.mlp_out").bound, 0.02 / std::sqrt(24), 1e-8);
 }
 
+TEST(Inputs, DecksForSmallGpusAreRecord21InBf16) {
+  const Config record = read_deck("record21");
+  for (const auto& [name, recompute] :
+       {std::pair{"record21_16gb", Recompute::mlp}, {"record21_24gb", Recompute::none}}) {
+    Config config = read_deck(name);
+    EXPECT_EQ(config.head.precision, LmHeadChoice::bf16) << name;
+    EXPECT_EQ(config.train.recompute, recompute) << name;
+    config.run.name = record.run.name;
+    config.head = record.head;
+    config.train.recompute = record.train.recompute;
+    EXPECT_EQ(to_toml(config), to_toml(record)) << name;
+  }
+}
+
 TEST(Inputs, DecksResolveToThemselves) {
-  for (const char* name :
-       {"quickstart", "record13", "record18", "record20", "record21", "record81", "record89", "recipe349"}) {
+  for (const char* name : {"quickstart", "record13", "record18", "record20", "record21", "record21_16gb",
+                           "record21_24gb", "record81", "record89", "recipe349"}) {
     const Config config = read_deck(name);
     const Config again = parse_deck(to_toml(config), "resolved.toml", {});
     EXPECT_EQ(to_toml(again), to_toml(config)) << name;

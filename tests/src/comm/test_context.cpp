@@ -83,6 +83,11 @@ TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
   old.runtime = 13020;
   EXPECT_EQ(refusal(old),
             "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 13.0, driver 580 or newer");
+  old.driver = 11080;
+  old.runtime = 12040;
+  EXPECT_EQ(refusal(old),
+            "rank 3 on node n7: the driver supports CUDA 11.8, this nanorun needs 12.0, driver 525 or newer");
+  old.driver = 12040;
   old.runtime = 14010;
   EXPECT_EQ(refusal(old), "rank 3 on node n7: the driver supports CUDA 12.4, this nanorun needs 14.0, a newer driver");
 }
