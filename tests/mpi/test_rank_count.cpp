@@ -66,10 +66,9 @@ std::vector<double> losses_on(int ranks, const Config& config = small_config()) 
   return losses;
 }
 
-/// Trains on one rank, then on all, on one node and on several, the last of them with fewer ranks where it happens so.
-/// Each number of ranks is an entry of its own.
-void expect_same_training(const Config& config, double relative, const char* what) {
-  const std::vector<double> one = losses_on(1, config);
+/// Trains on all ranks, on one node and on several, the last of them with fewer ranks where it happens so, and compares
+/// with the losses of one rank. Each number of ranks is an entry of its own.
+void expect_same_training(const Config& config, double relative, const char* what, const std::vector<double>& one) {
   EXPECT_LT(one.back(), one.front() - 0.5);
   const int ranks = test_comm().size();
   const auto compare = [&](int on_node) {
@@ -89,6 +88,10 @@ void expect_same_training(const Config& config, double relative, const char* wha
   for (const int on_node : {1, 2, 3}) {
     if (ranks <= 4 ? on_node < ranks : on_node == 3) compare(on_node);
   }
+}
+
+void expect_same_training(const Config& config, double relative, const char* what) {
+  expect_same_training(config, relative, what, losses_on(1, config));
 }
 
 TEST(RankCount, LossesAgreeOnAnyNumberOfRanks) {
@@ -127,8 +130,9 @@ TEST(RankCount, LossesWithGatesByMuonAndAnOuterStepAgreeOnAnyNumberOfRanks) {
   const std::vector<double> by_adam = losses_on(1, config);
   config.group = {{{"*_gate"}, 0.05}};
   config.group[0].rule = GroupRule::muon;
-  EXPECT_NE(losses_on(1, config), by_adam);
-  expect_same_training(config, tolerance, ", gates by Muon");
+  const std::vector<double> by_muon = losses_on(1, config);
+  EXPECT_NE(by_muon, by_adam);
+  expect_same_training(config, tolerance, ", gates by Muon", by_muon);
 }
 
 /// Candidates of the LM head are drawn for a sequence, whichever rank has it.
@@ -140,8 +144,9 @@ TEST(RankCount, LossesOverCandidatesAgreeOnAnyNumberOfRanks) {
   config.stage[0].length = config.stage[0].short_window = config.stage[0].long_window = 128;
   const std::vector<double> over_all = losses_on(1, config);
   config.stage[0].candidates = 128;
-  EXPECT_LT(losses_on(1, config).front(), over_all.front());
-  expect_same_training(config, tolerance, ", candidates");
+  const std::vector<double> over_candidates = losses_on(1, config);
+  EXPECT_LT(over_candidates.front(), over_all.front());
+  expect_same_training(config, tolerance, ", candidates", over_candidates);
   config.model.tied_head = true;
   config.optimizer.adam_period = 2;
   expect_same_training(config, tolerance, ", candidates of a tied head");
@@ -163,7 +168,7 @@ TEST(RankCount, LossesWithTwoMomentaAndLateTablesAgreeOnAnyNumberOfRanks) {
   config.group[0].period_from = 10;
   const std::vector<double> after = losses_on(1, config);
   for (int step = 0; step < steps; ++step) EXPECT_EQ(after[step] == before[step], step <= 10) << step;
-  expect_same_training(config, tolerance, ", two momenta and late tables");
+  expect_same_training(config, tolerance, ", two momenta and late tables", after);
 }
 
 /// The norm is that of all ranks' parts, also of the rows of tables and of the tied head.
@@ -173,8 +178,9 @@ TEST(RankCount, LossesWithClippedGradientsAgreeOnAnyNumberOfRanks) {
   config.model.tied_head = true;
   const std::vector<double> before = losses_on(1, config);
   config.optimizer.clip_norm = 0.3;
-  EXPECT_NE(losses_on(1, config), before);
-  expect_same_training(config, tolerance, ", clipped");
+  const std::vector<double> clipped = losses_on(1, config);
+  EXPECT_NE(clipped, before);
+  expect_same_training(config, tolerance, ", clipped", clipped);
 }
 
 /// With what Adam keeps, and Muon's momenta, in bf16.
@@ -183,8 +189,9 @@ TEST(RankCount, LossesWithStateInBf16AgreeOnOneTwoAndFourRanks) {
   Config config = small_config();
   config.optimizer.adam_master = config.optimizer.adam_moments = config.optimizer.muon_moments = StateFormat::bf16;
   config.optimizer.adam_period = 2;
-  EXPECT_NE(losses_on(1, config), losses_on(1));
-  expect_same_training(config, tolerance, " in bf16");
+  const std::vector<double> narrow = losses_on(1, config);
+  EXPECT_NE(narrow, losses_on(1));
+  expect_same_training(config, tolerance, " in bf16", narrow);
 }
 
 /// Each rank rounds what it sends, and the owner the sum, so the last bits of gradients depend on the ranks.
@@ -194,7 +201,7 @@ void expect_same_training_of_rounded_gradients(Config config, const char* what) 
   const std::vector<double> rounded = losses_on(1, config);
   EXPECT_NE(rounded, wide);
   for (int s = 0; s < steps; ++s) EXPECT_NEAR(rounded[s], wide[s], 1e-3 * wide[s]) << "step " << s;
-  expect_same_training(config, ops::on_host ? 5e-4 : tolerance, what);
+  expect_same_training(config, ops::on_host ? 5e-4 : tolerance, what, rounded);
 }
 
 TEST(RankCount, LossesWithGradientsInBf16AgreeOnAnyNumberOfRanks) {
