@@ -72,6 +72,8 @@ if ! "$quick"; then
   command -v srun >/dev/null || packages+=(slurmctld slurmd slurm-client munge)
   # Some of its nodes have networks of their own.
   packages+=(iproute2)
+  # Its lstopo writes the topology that ranks of tests read.
+  packages+=(hwloc-nox)
   # A launcher of another MPI; mpirun stays that of Open MPI, which has the higher priority among Debian's alternatives.
   packages+=(mpich)
   # Tests run exported models in PyTorch.

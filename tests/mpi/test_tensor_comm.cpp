@@ -53,14 +53,14 @@ Bounds lopsided_bounds(int ranks, std::size_t size) {
   return bounds;
 }
 
-/// A rank's copy of a tensor, the same on whichever rank it is asked for.
+/// Elements of a rank's copy of a tensor, the same on whichever rank they are asked for.
 template <class A>
-kernels::test::Vector<A> copy_of_rank(int rank, std::size_t size) {
-  kernels::test::Vector<A> values(size);
-  std::uint32_t bits = rank + 1;
-  for (A& value : values) {
-    bits = 1664525 * bits + 1013904223;
-    value = static_cast<A>(static_cast<std::int32_t>(bits)) * static_cast<A>(0x1p-32);
+kernels::test::Vector<A> copy_of_rank(int rank, std::size_t begin, std::size_t end) {
+  kernels::test::Vector<A> values(end - begin);
+  for (std::size_t i = begin; i < end; ++i) {
+    std::uint32_t bits = (static_cast<std::uint32_t>(i) * 8 + rank + 1) * 2654435769u;
+    bits = (bits ^ bits >> 15) * 739982445u;
+    values[i - begin] = static_cast<A>(static_cast<std::int32_t>(bits)) * static_cast<A>(0x1p-32);
   }
   return values;
 }
@@ -70,12 +70,11 @@ template <class A>
 kernels::test::Vector<A> expected_part(const Bounds& bounds, const Wire& wire) {
   const int rank = test_comm().rank(), ranks = test_comm().size();
   const std::size_t begin = bounds[rank], size = bounds[rank + 1] - begin;
-  const kernels::test::Vector<A> own = copy_of_rank<A>(rank, bounds.back());
-  kernels::test::Vector<A> sum(own.begin() + begin, own.begin() + begin + size);
+  kernels::test::Vector<A> sum = copy_of_rank<A>(rank, begin, begin + size);
   kernels::test::Vector<std::byte> encoded(size * kernels::wire_bytes<A>(wire.format));
   for (int k = 1; k < ranks; ++k) {
-    const kernels::test::Vector<A> other = copy_of_rank<A>((rank - k + ranks) % ranks, bounds.back());
-    kernels::portable::encode<A>({}, encoded.data(), std::span(other).subspan(begin, size), wire);
+    const kernels::test::Vector<A> other = copy_of_rank<A>((rank - k + ranks) % ranks, begin, begin + size);
+    kernels::portable::encode<A>({}, encoded.data(), other, wire);
     kernels::portable::add_decoded<A>({}, sum, encoded.data(), 1, 0, wire);
   }
   return sum;
@@ -85,7 +84,7 @@ template <class A>
 void check_reduce_scatter(const Bounds& bounds, const Wire& wire, const CommConfig& config) {
   Comm& comm = test_comm();
   TensorComm tensors(comm, test_context->comm_stream(), config);
-  const kernels::test::Vector<A> before = copy_of_rank<A>(comm.rank(), bounds.back());
+  const kernels::test::Vector<A> before = copy_of_rank<A>(comm.rank(), 0, bounds.back());
   CommTensor<A> tensor(before);
   tensors.reduce_scatter(tensor.span(), bounds);
   const kernels::test::Vector<A> got = tensor.host(tensors), want = expected_part<A>(bounds, wire);
@@ -166,7 +165,7 @@ struct SparseTable {
   }
   template <class A>
   kernels::test::Vector<A> values(int rank) const {
-    const kernels::test::Vector<A> all = copy_of_rank<A>(rank, static_cast<std::size_t>(rows) * cols);
+    const kernels::test::Vector<A> all = copy_of_rank<A>(rank, 0, static_cast<std::size_t>(rows) * cols);
     kernels::test::Vector<A> values(all.size());
     for (const std::int32_t row : touched[rank]) {
       std::copy_n(&all[row * static_cast<std::size_t>(cols)], cols, &values[row * static_cast<std::size_t>(cols)]);

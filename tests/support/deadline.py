@@ -26,7 +26,7 @@ class Deadline:
         self.seconds, self.progress, self.clock, self.measure = seconds, progress, clock, measure
         self.seen, self.used, self.last = progress(), 0.0, clock()
         self.whole = 0.0  # used since the start
-        self.stretch, self.measured = measure(), self.last
+        self.stretch, self.measured = 0.0, self.last  # not measured yet, and most processes end before
 
     def over(self):
         """To be asked again and again."""
@@ -34,6 +34,8 @@ class Deadline:
         if now - self.measured >= MEASURED_EVERY:
             # The most of late: the load of a machine comes in bursts.
             self.stretch, self.measured = max(self.measure(), 0.8 * self.stretch), now
+        elif not self.stretch:
+            return False
         # Who did not get to ask for long has waited for the machine too.
         passed = min(now - self.last, MEASURED_EVERY) / self.stretch
         self.used, self.whole, self.last = self.used + passed, self.whole + passed, now
