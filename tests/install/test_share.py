@@ -17,7 +17,8 @@ import installed
 
 SOURCES = Path(__file__).resolve().parents[2]
 COMPLETE = r"""
-source "$1"
+load() { source "$1"; } # in a function, as bash-completion does
+load "$1"
 COMP_LINE=$2 COMP_POINT=${#2} COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
 complete() { :; }
 compopt() { :; }
