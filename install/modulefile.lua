@@ -2,8 +2,6 @@
 -- write the prefix here.
 local prefix = myFileName():match("^(.*)/share/modulefiles/nanorun/[^/]*$")
 
-help([[nanorun trains GPT-2-sized language models with the recipe of the NanoGPT speedrun, as an MPI program.
-See man nanorun, nanorun keys, and PREFIX/share/doc/nanorun/README.md.]])
 whatis("Name: nanorun")
 whatis("Version: " .. myModuleVersion())
 whatis("Description: the NanoGPT speedrun recipe as an MPI batch application")
@@ -11,6 +9,8 @@ whatis("Description: the NanoGPT speedrun recipe as an MPI batch application")
 if not prefix or not isFile(pathJoin(prefix, "bin", "nanorun")) then
   LmodError("nanorun: " .. myFileName() .. " does not lie in the prefix of nanorun: write the prefix into it")
 end
+help([[nanorun trains GPT-2-sized language models with the recipe of the NanoGPT speedrun, as an MPI program.
+See man nanorun, nanorun keys, and ]] .. pathJoin(prefix, "share", "doc", "nanorun", "README.md") .. ".")
 conflict("nanorun")
 -- What the program was built with goes here, where users have to load it: depends_on("gcc", "openmpi")
 prepend_path("PATH", pathJoin(prefix, "bin"))

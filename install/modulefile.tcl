@@ -4,7 +4,8 @@
 set prefix [file dirname [file dirname [file dirname [file dirname $ModulesCurrentModulefile]]]]
 
 proc ModulesHelp {} {
-  puts stderr "nanorun trains GPT-2-sized language models with the recipe of the NanoGPT speedrun, as an MPI program.\nSee man nanorun, nanorun keys, and PREFIX/share/doc/nanorun/README.md."
+  puts stderr "nanorun trains GPT-2-sized language models with the recipe of the NanoGPT speedrun, as an MPI program."
+  puts stderr "See man nanorun, nanorun keys, and $::prefix/share/doc/nanorun/README.md."
 }
 module-whatis "nanorun: the NanoGPT speedrun recipe as an MPI batch application"
 

@@ -52,8 +52,9 @@ ask_slurm() {
     echo "site.sh: Slurm does not answer: sinfo said nothing for 10 seconds; source this file again when it does, or" \
       "set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE" >&2
   elif [[ $failed != 0 ]]; then
-    echo "site.sh: Slurm does not answer: ${answer##*$'\n'}; run sinfo on a login node of the cluster, or set" \
-      "SBATCH_PARTITION and SBATCH_GPUS_PER_NODE" >&2
+    answer=${answer##*$'\n'}
+    echo "site.sh: Slurm does not answer: ${answer:-sinfo ends with exit code $failed}; run sinfo on a login node of" \
+      "the cluster, or set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE" >&2
   elif [[ -z $partition ]]; then
     [[ $on_gpus == 0 ]] || with_gpus=' with GPUs'
     echo "site.sh: sinfo shows no partition${SBATCH_PARTITION:+ $SBATCH_PARTITION}$with_gpus that is up; set" \

@@ -41,6 +41,13 @@ std::string either(const std::set<CLI::Option*>& options) {
 
 class HelpFormat : public CLI::Formatter {
  public:
+  /// CLI11 writes "-h,--help".
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    std::string name = CLI::Formatter::make_option_name(option, positional);
+    if (const std::size_t comma = name.find(','); comma != std::string::npos) name.insert(comma + 1, " ");
+    return name;
+  }
+
   std::string make_option_opts(const CLI::Option* option) const override {
     if (option->get_positional() || option->get_type_size() == 0) return "";
     const bool repeats = option->get_allow_extra_args();

@@ -13,7 +13,8 @@ from reframe.core.builtins import parameter, run_before, sanity_function, variab
 
 VERDICT = r"^PASSED$"
 FIGURE = r"^FOM (\w+) (\S+)$"
-UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J", "joules_per_step": "J", "tokens_per_wh": "tokens/Wh"}  # by name, or else by the end of the name
+# By the name of a figure, or else by its end.
+UNITS = {"tokens_per_second": "tokens/s", "joules_per_token": "J", "joules_per_step": "J", "tokens_per_wh": "tokens/Wh"}
 ENDS = {"seconds": "s", "tokens": "s", "ms": "ms", "bytes": "B"}
 
 

@@ -419,7 +419,7 @@ def main():
     verdict = found["verdict"] + (f": {found['why']}" if found["why"] else "")
     parts = [machines.text([machines.Result(path, found)]), merits(found), str(path), verdict]
     if found["busy"]:
-        parts.insert(-1, f"busy machine, so the figures are lower than on an idle one: {found['busy']}")
+        parts.insert(-1, busy.sentence(found["busy"]))
     tool.say("\n" + "\n\n".join(parts))
     return EXIT_CODES[found["verdict"]]
 

@@ -57,3 +57,8 @@ def signs(shares, loads, processors=os.cpu_count()):
         found.append(f"{threads:.1f} threads wanted the {processors} processor{'s' if processors > 1 else ''} of this "
                      "host")
     return " and ".join(found)
+
+
+def sentence(found):
+    """What to say beside figures that were measured so."""
+    return f"busy machine, so the figures are lower than on an idle one: {found}"

@@ -5,6 +5,7 @@ import html
 import math
 from dataclasses import dataclass
 
+import busy
 import page
 import tool
 from runs import distinct, name_runs
@@ -55,15 +56,20 @@ def read_result(path):
 
 
 def read_results(paths):
-    """The results, labelled with the names of their directories. Warns if their work differs. Throws ToolError."""
+    """The results, labelled with the names of their directories. Throws ToolError."""
     paths = distinct(paths)
     results = [read_result(path) for path in paths]
     for result, label in zip(results, name_runs([path.parent for path in paths])):
         result.label = label
-    apart = [key for key in WORK if len({str(result.work(key)) for result in results}) > 1]
-    if apart:
-        tool.warn(f"warning: the machines have not done the same work: {', '.join(apart)} differ")
     return results
+
+
+def doubts(results):
+    """Why the figures may not stand side by side, a line each."""
+    apart = [key for key in WORK if len({str(result.work(key)) for result in results}) > 1]
+    lines = [f"the machines have not done the same work: {', '.join(apart)} differ"] if apart else []
+    return lines + [f"{result.label}: {busy.sentence(result.facts['busy'])}" for result in results
+                    if result.facts.get("busy")]
 
 
 def number(value, how, unit="", factor=1):
@@ -122,7 +128,7 @@ FIGURES = {
     "efficiency against one node": node_efficiency,
     "slowest rank, above the mean": slowest,
     "memory of a rank": memory,
-    "busy machine": lambda r: str(r.facts.get("busy") or "—"),
+    "busy machine": lambda r: "yes" if r.facts.get("busy") else "—",
     "timed": lambda r: f"{number(r.figure('timed_steps'), '.0f')} steps, {number(r.figure('timed_seconds'), '.1f')} s",
     "loss of the checked step": lambda r: loss(r)[0],
     "its reference": lambda r: loss(r)[1],
@@ -173,7 +179,7 @@ def document(results):
     failed = [f"{result.label}: {result.verdict}: {result.facts.get('why')}" for result in results
               if result.verdict != "PASSED"]
     files = ", ".join(f"<code>{html.escape(str(result.path))}</code>" for result in results)
-    body = [tiles(results), *(f'<p class="note">{html.escape(line)}</p>' for line in failed),
+    body = [tiles(results), *(f'<p class="note">{html.escape(line)}</p>' for line in failed + doubts(results)),
             page.section("Figures of merit", page.table([heading, *rows(results, FIGURES)], text=1)),
             page.section("Machines", page.table([heading, *rows(results, ORIGINS)], "text")),
             page.section("Files", f"<p>{files}</p>")]
@@ -182,7 +188,9 @@ def document(results):
 
 
 def write(paths, output):
-    """Reads the results and writes their page; returns them. Throws ToolError."""
+    """Reads the results, warns of doubts, and writes their page; returns the results. Throws ToolError."""
     results = read_results(paths)
+    for line in doubts(results):
+        tool.warn(f"warning: {line}")
     tool.replace(output, document(results))
     return results

@@ -17,7 +17,8 @@ import installed
 
 SOURCES = Path(__file__).resolve().parents[2]
 COMPLETE = r"""
-source "$1"
+load() { source "$1"; } # in a function, as bash-completion does
+load "$1"
 COMP_LINE=$2 COMP_POINT=${#2} COMP_WORDBREAKS=$' \t\n"\'><=;|&(:'
 complete() { :; }
 compopt() { :; }
@@ -119,7 +120,7 @@ class Completion(installed.Installed):
         for command in ["", *commands_of(self.run_program("--help"))]:
             words = [command] if command else []
             listed = self.run_program(*words, "--help").partition("\nOptions:\n")[2].partition("\n\n")[0]
-            options = re.findall(r"^  (?:-h,)?(--[a-z0-9-]+)", listed, re.MULTILINE)
+            options = re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", listed, re.MULTILINE)
             self.assertEqual(sorted(self.complete(" ".join(["nanorun", *words, "--"]))), sorted(options), command)
             # An option that takes a value is followed by the value's type.
             for option, takes in re.findall(r"^  (--[a-z0-9-]+)( [A-Z]+)?", listed, re.MULTILINE):

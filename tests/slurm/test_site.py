@@ -137,12 +137,13 @@ class AskSlurm(Script):
     def test_without_slurm(self):
         """Also where a command of Slurm fails, or does not end."""
         jobs = f"site.sh: jobs run {self.program}, partition that sbatch chooses, GPUs of a node: none, srun --mpi=MpiDefault\n"
-        for name in ("srun", "sinfo"):
-            self.write_stub(name, "#!/bin/sh\necho 'sinfo: error: first' >&2\necho 'slurm_load_partitions: no contact' >&2\n"
-                                  "exit 1\n")
-        self.assertEqual(self.source(), ("", "", ""))
-        self.assertEqual(self.said, "site.sh: Slurm does not answer: slurm_load_partitions: no contact; run sinfo on a login "
-                                    "node of the cluster, or set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE\n" + jobs)
+        for script, reason in (("echo 'sinfo: error: first\nslurm_load_partitions: no contact' >&2; exit 1",
+                                "slurm_load_partitions: no contact"), ("exit 3", "sinfo ends with exit code 3")):
+            for name in ("srun", "sinfo"):
+                self.write_stub(name, f"#!/bin/sh\n{script}\n")
+            self.assertEqual(self.source(), ("", "", ""))
+            self.assertEqual(self.said, f"site.sh: Slurm does not answer: {reason}; run sinfo on a login node of the "
+                                        "cluster, or set SBATCH_PARTITION and SBATCH_GPUS_PER_NODE\n" + jobs)
         self.write_stub("timeout", "#!/bin/sh\nshift\n[ $1 = sinfo ] && exit 124\nexec \"$@\"\n")
         self.assertEqual(self.source(), ("", "", ""))
         self.assertEqual(self.said, "site.sh: Slurm does not answer: sinfo said nothing for 10 seconds; source this file again "
