@@ -85,7 +85,7 @@ class Streams(FaultTest):
     def test_no_file_takes_the_place_of_a_standard_stream(self):
         job = self.start(None, "train.steps=100000", wrapper=CLOSED)
         log = self.run_folder() / "log.txt"
-        job.until(lambda: log.exists() and "step" in log.read_text(), "step")
+        job.until(lambda: log.exists() and re.search(r"^step +1/", log.read_text(), re.MULTILINE), "step 1")
         places = [os.readlink(f"/proc/{job.process.pid}/fd/{descriptor}") for descriptor in range(3)]
         self.assertEqual(places, ["/dev/null"] * 3)
         (self.run_folder() / "stop").touch()
