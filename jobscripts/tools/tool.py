@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -223,7 +224,7 @@ def other_python(module):
     imports = [system, "-c", f"import {module}"]
     if not os.path.exists(system) or subprocess.run(imports, capture_output=True).returncode != 0:
         return ""
-    return f"; or run {system} {sys.argv[0]}, which has it"
+    return f"; or run {system} {shlex.quote(sys.argv[0])}, which has it"
 
 
 def need(*names):

@@ -45,6 +45,14 @@ class Dependencies(unittest.TestCase):
         return found[0]
 
 
+class Hdf5(Dependencies):
+    def test_a_blank_where_its_wrapper_cannot_compile(self):
+        self.need("/usr/bin/h5pcc")
+        self.build = self.build / "a build"
+        self.assertIn(f"takes no blank in the path where it compiles, {self.build}: build in a directory without one",
+                      self.refusal())
+
+
 class Mpi(Dependencies):
     def setUp(self):
         super().setUp()
