@@ -79,8 +79,12 @@ inline void make_old_format(const std::string& path) {
 /// 1.10 crashes as it opens the dataset.
 inline void share_fill_value(const std::string& path, const char* dataset) {
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+#if H5_VERSION_GE(1, 12, 0)
+  H5O_info1_t info;
+#else
   H5O_info_t info;
-  old_hdf5::require(H5Oget_info_by_name(id, dataset, &info, H5P_DEFAULT) >= 0 && H5Fclose(id) >= 0);
+#endif
+  old_hdf5::require(H5Oget_info_by_name1(id, dataset, &info, H5P_DEFAULT) >= 0 && H5Fclose(id) >= 0);
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   // Header: version 1, messages and further words of 16 bytes; each message: type, size and flags of 8 bytes, contents.
