@@ -104,15 +104,12 @@ make_sysroot() {
     nlohmann-json3-dev libpcre2-dev
 }
 
-quick_kernels="--Ofast-compile=max -Xptxas=--suppress-stack-size-warning"
 # Options of cmake that no preset can hold.
 options_of() {
   case $1 in
     reference_blas) echo "-DBLAS_LIBRARIES=$(echo /usr/lib/*-linux-gnu/blas/libblas.so)" ;;
     openmp) echo "-DKokkos_ROOT=$openmp_prefix" ;;
     aarch64) echo "-DNANORUN_SYSROOT=$sysroot" ;;
-    # Kernels that nothing here can run compile sooner without optimisation.
-    h100) nvidia-smi -L >/dev/null 2>&1 || echo "-DCMAKE_CUDA_FLAGS=$quick_kernels" ;;
   esac
 }
 
