@@ -112,7 +112,8 @@ def same_start(data):
     runs, rows = data["runs"], []
     for record, variant, commits, step in (("89", "", ("04874eb",), 500), ("89", "MLP in bf16", ("2ac19e8",), 500),
                                            ("89", WITHOUT, ("04874eb",), 375), ("89", WITHOUT, ("04874eb",), 500),
-                                           ("89", WITHOUT, ("836766d", "2cb08cf"), 500), ("349", "", ("9aee27c",), 500)):
+                                           ("89", WITHOUT, ("836766d", "2cb08cf"), 500),
+                                           ("349", "", ("9aee27c",), 500)):
         script = losses_by_parameters(runs, "PyTorch", record, variant, ("",), step)
         nanorun = losses_by_parameters(runs, "nanorun", record, variant, commits, step)
         both = [name for name in nanorun if name in script]
@@ -121,8 +122,8 @@ def same_start(data):
                      four_digits(mean([script[name] for name in both])),
                      four_digits(mean([nanorun[name] for name in both])), signed(mean(differences)),
                      four_digits(standard_error(differences))])
-    return table(["record", "model", "commit of nanorun", "step", "sets of parameters", "script", "nanorun", "mean difference",
-                  "its standard error"], rows)
+    return table(["record", "model", "commit of nanorun", "step", "sets of parameters", "script", "nanorun",
+                  "mean difference", "its standard error"], rows)
 
 
 def ranks(data):
