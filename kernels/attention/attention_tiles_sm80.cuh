@@ -110,8 +110,7 @@ __device__ __forceinline__ void write_rounded(std::byte* tile, int row, int colu
 /// Whether the shared memory of an SM holds that of so many thread blocks.
 template <class Shared>
 bool fits(int blocks) {
-  constexpr int reserved_bytes = 1 << 10;  // of each thread block
-  return blocks * (static_cast<int>(sizeof(Shared)) + reserved_bytes) <= sm_limits().shared_bytes;
+  return shared_memory_holds(blocks, sizeof(Shared));
 }
 
 /// Launches with the dynamic shared memory that `Shared` needs.

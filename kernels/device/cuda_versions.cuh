@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <unordered_map>
+
 #if CUDART_VERSION < 12040
 #error "the CUDA kernels need CUDA 12.4 or newer"
 #endif
@@ -21,7 +23,8 @@ inline cudaError_t driver_entry_point(const char* name, void** function, [[maybe
 }
 
 /// States how an SM divides its memory while the kernel runs: percent for shared memory. CUDA 13 takes it as an
-/// attribute of the launch, which this writes behind the first `count` and counts; CUDA 12 as one of the kernel.
+/// attribute of the launch, which this writes behind the first `count` and counts; CUDA 12 as one of the kernel, which
+/// then holds for its later launches.
 inline cudaError_t prefer_shared_memory([[maybe_unused]] const void* kernel, unsigned percent,
                                         [[maybe_unused]] cudaLaunchAttribute* attributes,
                                         [[maybe_unused]] unsigned& count) {
@@ -30,6 +33,10 @@ inline cudaError_t prefer_shared_memory([[maybe_unused]] const void* kernel, uns
   attributes[count++].val.sharedMemCarveout = percent;
   return cudaSuccess;
 #else
+  thread_local std::unordered_map<const void*, unsigned> stated;
+  const auto [at, first] = stated.try_emplace(kernel, percent);
+  if (!first && at->second == percent) return cudaSuccess;
+  at->second = percent;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, static_cast<int>(percent));
 #endif
 }

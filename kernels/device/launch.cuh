@@ -49,7 +49,7 @@ __device__ __forceinline__ void begin_after_previous() {
 /// early would keep the division of the kernel before: behind attention next to no L1. There are two divisions, since
 /// an SM changes them only when no block runs on it.
 inline unsigned shared_memory_carveout(const char* op, const void* kernel, int threads, int shared_bytes) {
-  constexpr int small = 64 << 10, reserved_bytes = 1 << 10;
+  constexpr int small = 64 << 10;
   thread_local std::unordered_map<const void*, int> static_bytes;
   auto found = static_bytes.find(kernel);
   if (found == static_bytes.end()) {
@@ -57,7 +57,7 @@ inline unsigned shared_memory_carveout(const char* op, const void* kernel, int t
     check(cudaFuncGetAttributes(&attributes, kernel), op);
     found = static_bytes.emplace(kernel, static_cast<int>(attributes.sharedSizeBytes)).first;
   }
-  const int needed = (found->second + shared_bytes + reserved_bytes) * (sm_limits().threads / threads);
+  const int needed = (found->second + shared_bytes + reserved_shared_bytes) * (sm_limits().threads / threads);
   return needed <= small ? 100 * small / sm_limits().shared_bytes : 100;
 }
 

@@ -16,4 +16,12 @@ const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }
 
+/// Of the shared memory of each resident thread block, in bytes: what the system takes.
+constexpr int reserved_shared_bytes = 1 << 10;
+
+/// Whether the shared memory of an SM holds `blocks` thread blocks that use `bytes` of it each.
+inline bool shared_memory_holds(int blocks, int bytes) {
+  return blocks * (bytes + reserved_shared_bytes) <= sm_limits().shared_bytes;
+}
+
 }  // namespace nanorun::kernels::cuda

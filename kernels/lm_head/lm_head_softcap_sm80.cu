@@ -49,8 +49,8 @@ struct InPlace {
 /// Shared memory holds one row of GPT-2's vocabulary also where a block has 99 KB at most.
 template <class G>
 void launch_rows(Stream stream, float* loss, const Softcap& in, double scale) {
-  constexpr int reserved_bytes = 1536;  // what the system takes for a block, and what the kernel has beside the row
-  const bool fits = in.z.cols * static_cast<int>(sizeof(bf16)) + reserved_bytes <= sm_limits().shared_bytes;
+  constexpr int bytes_beside_row = 512;
+  const bool fits = shared_memory_holds(1, in.z.cols * static_cast<int>(sizeof(bf16)) + bytes_beside_row);
   fits ? softcap::launch_rows<Loads, G>(stream, loss, in, scale)
        : softcap::launch_rows<InPlace, G>(stream, loss, in, scale);
 }

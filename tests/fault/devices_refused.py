@@ -1,6 +1,8 @@
 """GPUs and drivers that the program built for CUDA cannot use, on any machine: staged_devices.cpp plays them."""
 
 import os
+import re
+import subprocess
 
 from harness import FaultTest, small_run
 
@@ -28,8 +30,11 @@ class Refused(FaultTest):
         self.check_refused(ranks, "nanorun: rank 2 on node ", ": Tesla T4 has compute capability 7.5; this build has ")
 
     def test_old_driver(self):
+        version = subprocess.run([small_run.PROGRAM, "--version", "--verbose"], check=True, capture_output=True, text=True)
+        major = re.search(r"^cuda +(\d+)", version.stdout, re.M)[1]
+        driver = {"12": "driver 525 or newer", "13": "driver 580 or newer"}[major]
         self.check_refused(["13000 2 90 NVIDIA H100", "11080 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
-                           ": the driver supports CUDA 11.8, this nanorun needs 1", ".0, driver 5", " or newer")
+                           f": the driver supports CUDA 11.8, this nanorun needs {major}.0, {driver}")
 
     def test_no_driver(self):
         self.check_refused(["0 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")
