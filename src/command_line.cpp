@@ -336,6 +336,25 @@ const CLI::App* chosen(const CLI::App& app) {
   return apps.empty() ? nullptr : apps.front();
 }
 
+/// What is wrong with the first word that is no option, argument or subcommand; empty where there is none.
+std::string unknown_word(const CLI::App& app) {
+  for (const CLI::App* place : {&app, chosen(app)}) {
+    for (const std::string& word : place == nullptr ? std::vector<std::string>() : place->remaining()) {
+      if (word == "--") continue;  // CLI11 keeps it among them
+      const std::string command = place == &app ? "nanorun" : "nanorun " + place->get_name();
+      if (word.starts_with('-')) {
+        const bool is_before = place == &app && chosen(app) != nullptr;
+        return fmt::format("{} is not an option of {}{}", excerpt(word.substr(0, word.find('='))), command,
+                           is_before ? "; those of a subcommand follow its name" : "");
+      }
+      if (place == &app)
+        return fmt::format("\"{}\" is not one of the subcommands {}", excerpt(word), subcommand_names(app));
+      return fmt::format("\"{}\" is an argument more than {} takes", excerpt(word), command);
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 void require_same_command(Comm& comm, const std::vector<std::string>& words) {
@@ -393,9 +412,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     // "--name: 1 required TYPE:CHECK missing"
     if (problem.ends_with(" missing") && problem.find(": 1 required ") != std::string::npos)
       problem = problem.substr(0, problem.find(": ")) + ": its value is missing";
-    if (!chosen(app) && !app.remaining().empty()) {
-      problem = fmt::format("\"{}\" is not one of the subcommands {}", app.remaining().front(), subcommand_names(app));
-    }
+    // What the user believes to have said explains what is missing.
+    if (const std::string unknown = unknown_word(app); !unknown.empty()) problem = unknown;
     throw Error(ExitCode::usage, fmt::format("{}; see nanorun{} --help", excerpt(problem, 500), command),
                 Scope::all_ranks);
   }

@@ -260,6 +260,45 @@ TEST(CommandLine, WrongUsageIsOneLineWithAHint) {
   }
 }
 
+/// Whatever else is wrong or missing.
+TEST(CommandLine, UnknownWordsAreNamedFirst) {
+  for (const std::string command : {"train", "shard", "export", "import", "verify", "info", "eval", "sample", "keys"}) {
+    const std::string said = "--foo is not an option of nanorun " + command + "; see nanorun " + command + " --help";
+    EXPECT_EQ(usage_error_of({command, "--foo"}), said);
+    EXPECT_EQ(usage_error_of({command, "--foo=bar"}), said);
+    EXPECT_EQ(usage_error_of({command, "--foo", "bar", "--fast"}), said);
+    EXPECT_EQ(usage_error_of({command, "--foo", "a", "b", "c"}), said);
+    EXPECT_EQ(parse_command_line({command, "--foo", "--help"}).command, Command::print);
+  }
+  for (const Strings& arguments : {Strings{"train", "--foo", "--ranks", "zero"},
+                                   {"train", "d.toml", "--memory", "8GB", "--foo"},
+                                   {"train", "", "--foo"},
+                                   {"train", "--foo", "--ranks"}}) {
+    EXPECT_EQ(usage_error_of(arguments), "--foo is not an option of nanorun train; see nanorun train --help");
+  }
+  EXPECT_EQ(usage_error_of({"shard", "--text", "--tokenizer", "t", "-x"}),
+            "-x is not an option of nanorun shard; see nanorun shard --help");
+  for (const auto& [command, arguments] : std::map<std::string, Strings>{{"export", {"a", "b"}},
+                                                                         {"import", {"a", "b"}},
+                                                                         {"info", {}},
+                                                                         {"eval", {"a", "--length", "0"}},
+                                                                         {"sample", {"a"}}}) {
+    Strings words = {command};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    words.push_back("more");
+    EXPECT_EQ(usage_error_of(words), fmt::format("\"more\" is an argument more than nanorun {0} takes; see nanorun {0} "
+                                                 "--help",
+                                                 command));
+  }
+  EXPECT_EQ(usage_error_of({"--foo"}), "--foo is not an option of nanorun; see nanorun --help");
+  EXPECT_EQ(usage_error_of({"--verbose", "--foo"}), "--foo is not an option of nanorun; see nanorun --help");
+  EXPECT_EQ(usage_error_of({"--dry-run", "train", "d.toml"}),
+            "--dry-run is not an option of nanorun; those of a subcommand follow its name; see nanorun train --help");
+  EXPECT_EQ(usage_error_of({"--"}), "A subcommand is required; see nanorun --help");
+  EXPECT_EQ(usage_error_of({"train", "--"}), "DECK is required; see nanorun train --help");
+  EXPECT_EQ(parse_command_line({"train", "--", "--foo"}).deck, "--foo");
+}
+
 TEST(CommandLine, NumbersThatDoNotFitAreRefused) {
   for (const char* number :
        {"18446744073709551616", "18446744073709551615", "-1", "-18446744073709551615", "1e6", ""}) {

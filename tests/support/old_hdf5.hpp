@@ -21,6 +21,15 @@ inline void require(bool done) {
   if (!done) throw std::runtime_error("HDF5 cannot write a file of the old format");
 }
 
+/// A file to write, of the oldest format whatever HDF5 takes by itself: from 2.0 on that of HDF5 1.8.
+inline hid_t create(const std::string& path) {
+  const hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+  require(H5Pset_libver_bounds(access, H5F_LIBVER_EARLIEST, H5F_LIBVER_V18) >= 0);
+  const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access);
+  H5Pclose(access);
+  return file;
+}
+
 inline herr_t copy_attribute(hid_t from, const char* name, const H5A_info_t*, void* to) {
   const hid_t attribute = H5Aopen(from, name, H5P_DEFAULT), type = H5Aget_type(attribute),
               space = H5Aget_space(attribute);
@@ -67,8 +76,8 @@ inline void make_old_format(const std::string& path) {
   const std::string sound = path + ".new_format";
   std::filesystem::rename(path, sound);
   const hid_t from = H5Fopen(sound.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
-  hid_t to = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
   using namespace old_hdf5;
+  hid_t to = create(path);
   require(H5Aiterate2(from, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_attribute, &to) >= 0);
   require(H5Literate(from, H5_INDEX_NAME, H5_ITER_INC, nullptr, copy_object, &to) >= 0);
   require(H5Fclose(to) >= 0 && H5Fclose(from) >= 0);
