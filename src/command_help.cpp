@@ -29,7 +29,7 @@ Exit codes:
   4   a checkpoint
   5   a loss or weight that is not finite
   6   a rank died, hangs or did not answer
-  7   an output that cannot be written, or exists already
+  7   an output that cannot be written, standard output among them, or exists already
   75  stopped early with a checkpoint; the same command continues
 )"},
     {"train", R"(Examples:
@@ -39,7 +39,8 @@ Exit codes:
   mpirun -n 8 nanorun train inputs/record21.toml run.name=first train.steps=100
 
 Exit codes:
-  0   all steps are made
+  0   all steps are made, or a dry run has found no fault
+  1   a defect of the program or of the machine
   2   command line, deck, or GPUs
   3   token shards
   4   a checkpoint
@@ -56,9 +57,11 @@ Exit codes:
 
 Exit codes:
   0   the shards are written; standard output names them
-  2   command line
-  3   an input that cannot be read or encoded
-  7   a shard that cannot be written, or exists already
+  1   a defect of the program or of the machine
+  2   command line, or the file of --list
+  3   an input or tokenizer that cannot be read, or text that cannot be encoded
+  6   a rank died, hangs or did not answer
+  7   a shard that cannot be written, or exists already; standard output
 )"},
     {"export", R"(Examples:
   # A checkpoint, for PyTorch and transformers
@@ -68,9 +71,10 @@ Exit codes:
 
 Exit codes:
   0   the files are written
-  2   command line
-  3   FILE is of no known format, or a damaged shard
-  4   a checkpoint that cannot be read
+  1   a defect of the program or of the machine
+  2   command line, or a model that the code for PyTorch does not know
+  3   FILE cannot be opened, is of no known format or a damaged shard; the tokenizer
+  4   a checkpoint whose contents are damaged
   7   an output that cannot be written, or exists already
 )"},
     {"import", R"(Examples:
@@ -81,6 +85,7 @@ Exit codes:
 
 Exit codes:
   0   the checkpoint is written
+  1   a defect of the program or of the machine
   2   command line
   3   the model cannot be read
   7   the checkpoint cannot be written, or exists already
@@ -93,14 +98,24 @@ Exit codes:
 
 Exit codes, of the first file that fails:
   0   all files are sound
-  3   a shard that is damaged, or a file of no known format
-  4   a checkpoint that is damaged
+  1   a defect of the program or of the machine
+  2   command line
+  3   a file that cannot be opened or is of no known format, or a shard that is damaged
+  4   a checkpoint whose contents are damaged
+  6   a rank died, hangs or did not answer
+  7   standard output cannot be written
 )"},
     {"info", R"(Examples:
   # Versions and GPUs of this machine
   nanorun info
   # The same, before a run in a job
   mpirun -n 1 nanorun info
+
+Exit codes:
+  0   the versions are printed
+  1   a defect of the program or of the machine
+  2   command line
+  7   standard output cannot be written
 )"},
     {"eval", R"(Examples:
   # The loss on the validation shards of the run
@@ -110,9 +125,13 @@ Exit codes, of the first file that fails:
 
 Exit codes:
   0   the result is printed
-  2   command line
-  3   token shards, or the questions
+  1   a defect of the program or of the machine
+  2   command line, or GPUs
+  3   token shards, the questions, or the tokenizer
   4   the checkpoint
+  5   a loss that is not finite
+  6   a rank died, hangs or did not answer
+  7   standard output cannot be written
 )"},
     {"sample", R"(Examples:
   # Text after a prompt, in bytes
@@ -122,9 +141,12 @@ Exit codes:
 
 Exit codes:
   0   the text is printed
-  2   command line
+  1   a defect of the program or of the machine
+  2   command line, or the GPU
+  3   the tokenizer
   4   the checkpoint
   5   the model gives numbers that are not finite
+  7   standard output cannot be written
 )"},
     {"keys", R"(Examples:
   # All keys, as docs/keys.md
@@ -134,7 +156,9 @@ Exit codes:
 
 Exit codes:
   0   the keys are printed
-  2   no key has all these words
+  1   a defect of the program or of the machine
+  2   command line, or no key has all these words
+  7   standard output cannot be written
 )"},
 });
 

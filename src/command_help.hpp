@@ -1,5 +1,5 @@
 #pragma once
-// What the help of each command ends with: examples, and exit codes where a script has to tell them apart.
+// What the help of each command ends with: examples and exit codes.
 
 #include <string_view>
 

@@ -129,7 +129,12 @@ void import_model(const ImportOptions& options, const std::string& provenance) {
   Comm alone(MPI_COMM_SELF);
   claim_output(options.checkpoint, Overwrite{options.force}, ExitCode::output);
   complete_file(options.checkpoint, ExitCode::output, [&](const std::string& partial) {
-    write_checkpoint(alone, partial, header, checkpoint_slabs(config, table, weights, zeros));
+    try {
+      write_checkpoint(alone, partial, header, checkpoint_slabs(config, table, weights, zeros));
+    } catch (const Error& error) {  // of a checkpoint, which is the output here
+      const ExitCode code = error.code() == ExitCode::checkpoint ? ExitCode::output : error.code();
+      throw Error(code, error.what(), error.scope(), error.cause());
+    }
   });
 }
 

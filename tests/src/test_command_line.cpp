@@ -195,7 +195,7 @@ TEST(CommandLine, KeysAreSearched) {
       "no key has \"log_every\" and \"muon\" in its name, its values or its meaning; nanorun keys prints all keys");
 }
 
-TEST(CommandLine, HelpEndsWithExamples) {
+TEST(CommandLine, HelpEndsWithExamplesAndExitCodes) {
   for (const char* command : {"", "train", "shard", "export", "import", "verify", "info", "eval", "sample", "keys"}) {
     const std::string help = parse_command_line(*command ? Strings{command, "--help"} : Strings{"--help"}).text;
     const std::string title = "\nExamples:\n";
@@ -208,8 +208,10 @@ TEST(CommandLine, HelpEndsWithExamples) {
       std::getline(std::getline(lines, said), shown);
       EXPECT_TRUE(said.starts_with("  # ") && std::regex_match(shown, example)) << said << shown;
     }
-    const bool has_codes = help.find("\nExit codes") != std::string::npos;
-    EXPECT_EQ(has_codes, std::string_view(command) != "info") << help;
+    const std::size_t codes = help.find("\nExit codes");
+    ASSERT_NE(codes, std::string::npos) << help;
+    for (const char* code : {"0 ", "1 ", "2 "})
+      EXPECT_NE(help.find(std::string("\n  ") + code, codes), std::string::npos) << help;
   }
 }
 
