@@ -31,7 +31,7 @@ import page
 import run_page
 import t_test
 import tool
-from runs import OWN_KEYS, TARGET, distinct, is_earlier, read_runs
+from runs import OWN_KEYS, TARGET, advised, distinct, is_earlier, read_runs
 
 MOST_PAIRED = 5  # groups of which each is compared with each; of more, all with the best
 LONGEST_VALUES = (48, 24, 12)  # characters that tables show of a key's value: fewer where a label has many keys
@@ -341,6 +341,7 @@ def document(comparison):
                          today if target is None else f"target validation loss {target:g}  ·  {today}", *body)
 
 
+@advised()
 def write(folders, target, output):
     """Reads the runs and writes their page; returns the comparison. The target may be None. Throws ToolError."""
     comparison = Comparison(read_runs(folders), target)
@@ -348,6 +349,7 @@ def write(folders, target, output):
     return comparison
 
 
+@advised()
 def write_page_of(folder, target, output):
     """Writes the page of a single run; returns its report. Throws ToolError."""
     run, = read_runs([folder])

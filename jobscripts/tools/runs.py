@@ -1,5 +1,6 @@
 """Runs as their output directories show them: decks, losses by step, seconds and tokens, and how they ended."""
 
+import contextlib
 import json
 import math
 import os
@@ -143,16 +144,46 @@ def from_trace(path):
     return int(trace["step"][-1]) + 1 if len(trace["step"]) else 0, seconds[-1], validations
 
 
+def advice(message):
+    """What to do about a file of a run, by the message that names what is wrong with it; empty where it names none."""
+    path = next(iter(re.findall(r"^.*?(?:deck\.toml|summary\.json|metrics\.jsonl|trace\.h5)(?=: )", message)), "")
+    folder, name = os.path.split(path)
+    if name == "deck.toml":
+        there = os.path.lexists(path)
+        return "restore it from a copy" if there else "name the output directory of a run, in which it lies"
+    if name == "summary.json":
+        return ("move it away, and the run counts as one that has not ended; or start the run's command once more, "
+                "which writes it anew")
+    if name == "metrics.jsonl" and os.path.lexists(os.path.join(folder, "trace.h5")):
+        return "move it away, and trace.h5 serves in its place"
+    if name == "metrics.jsonl" and ": line " in message:
+        return "correct that line, or delete it"
+    return "restore it from a copy, or leave the run out" if name else ""
+
+
+@contextlib.contextmanager
+def advised():
+    """Where a file of a run cannot be read the ToolError says also what to do."""
+    try:
+        yield
+    except tool.ToolError as error:
+        what = advice(str(error))
+        raise (tool.ToolError(f"{error}; {what}", error.code) if what else error) from None
+
+
 def read_run(folder):
     """The Run in a directory, from metrics.jsonl, or from trace.h5 where an earlier program has written it. Throws
     ToolError."""
-    deck = read_deck(folder)
-    path = folder / "metrics.jsonl"
+    deck, summary = read_deck(folder), read_summary(folder)
+    path, trace = folder / "metrics.jsonl", folder / "trace.h5"
     if os.path.lexists(path):
         steps, seconds, validations = from_metrics(path)
+    elif os.path.lexists(trace):
+        steps, seconds, validations = from_trace(trace)
     else:
-        steps, seconds, validations = from_trace(folder / "trace.h5")
-    return Run(folder, deck, read_summary(folder), validations, steps=steps, seconds=seconds)
+        raise tool.ToolError(f"{folder}: has neither metrics.jsonl nor trace.h5, of which one is to give the losses: "
+                             "restore one from a copy, or leave the run out")
+    return Run(folder, deck, summary, validations, steps=steps, seconds=seconds)
 
 
 def name_runs(folders):

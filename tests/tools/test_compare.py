@@ -319,10 +319,49 @@ class Damage(CompareTest):
                 runs.read_run(folder)
             (folder / "summary.json").write_text(json.dumps(merits))
         (folder / "metrics.jsonl").unlink()
-        self.assert_refused("compare.py", folder, names=["a/trace.h5"])
+        self.assert_refused("compare.py", folder, names=["a: has neither metrics.jsonl nor trace.h5", "restore one"])
         (folder / "trace.h5").write_bytes(b"\x89HDF nonsense")
         self.assert_refused("compare.py", folder, names=["a/trace.h5"])
         self.assert_refused("compare.py", "none", names=["none/deck.toml"])
+
+    def test_what_to_do_about_a_file(self):
+        """Also where other files are missing: the page of a single run, and the comparison of several."""
+        folder, other = write_run(Path("a"), LOSSES), write_run(Path("b"), LOSSES)
+        summary, metrics, trace = (folder / name for name in ("summary.json", "metrics.jsonl", "trace.h5"))
+        whole = {path: path.read_bytes() for path in (summary, metrics)}
+
+        def refuse(*names):
+            for folders in ((folder,), (folder, other), (other, folder)):
+                self.assert_refused("compare.py", *folders, names=names)
+
+        metrics.unlink()
+        for contents in (b"", whole[summary][:20], whole[summary][:-1], b"[]", b"{}", b'{"finished": 1}'):
+            summary.write_bytes(contents)
+            refuse("a/summary.json: ", "; move it away, and the run counts as one that has not ended; or start")
+        metrics.write_bytes(whole[metrics])
+        refuse("a/summary.json: ", "; move it away, ")
+        for key, value in (("steps", None), ("final_val_loss", "3"), ("train_seconds", -1)):
+            summary.write_text(json.dumps(json.loads(whole[summary]) | {key: value}))
+            refuse(f"a/summary.json: {key} should be", "; move it away, ")
+        summary.write_bytes(whole[summary])
+        for key in ("gpus", "phases", "provenance", "tokens_per_second", "energy_joules"):  # read for a single run
+            summary.write_text(json.dumps(json.loads(whole[summary]) | {key: "x"}))
+            self.assert_refused("compare.py", folder, names=[f"a/summary.json: {key} should be", "; move it away, "])
+        summary.unlink()
+        self.assertEqual(self.end("compare.py", folder)[0], 0)  # as the advice has it
+        lines = whole[metrics].splitlines(keepends=True)
+        metrics.write_bytes(b"".join([*lines[:3], b'{"step":\n', *lines[3:]]))
+        refuse("a/metrics.jsonl: line 4: not JSON", "; correct that line, or delete it")
+        trace.write_bytes(b"\x89HDF nonsense")
+        refuse("a/metrics.jsonl: line 4: ", "; move it away, and trace.h5 serves in its place")
+        metrics.unlink()
+        refuse("a/trace.h5: ", "; restore it from a copy, or leave the run out")
+        trace.unlink()
+        refuse("a: has neither metrics.jsonl nor trace.h5")
+        (folder / "deck.toml").write_text("[[[")
+        refuse("a/deck.toml: ", "; restore it from a copy")
+        (folder / "deck.toml").unlink()
+        refuse("a/deck.toml: No such file", "; name the output directory of a run")
 
     def test_arguments(self):
         folder = write_run(Path("a"), LOSSES)
