@@ -85,7 +85,7 @@ inline void make_old_format(const std::string& path) {
 }
 
 /// Flips the bit that calls a dataset's fill value, in a file of the old format, one that several datasets share. HDF5
-/// 1.10 crashes as it opens the dataset.
+/// 1.10 to 2.2 crash as they open the dataset.
 inline void share_fill_value(const std::string& path, const char* dataset) {
   const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
 #if H5_VERSION_GE(1, 12, 0)
