@@ -216,7 +216,7 @@ ExitCode carry_out(Context& context, const CommandLine& line) {
       print(comm, evaluate(context, line.eval));
       break;
     case Command::sample:
-      sample(context, line.sample);
+      comm.together([&] { sample(context, line.sample); });
       break;
   }
   return ExitCode::ok;
