@@ -115,12 +115,13 @@ KOKKOS_FUNCTION void scores(const Team& team, Mat<T> s, const HeadInputs<T>& in,
   const bool full = mask.key_full[bq] <= bk && bk < bq;
   if (full) return;
   constexpr T forbidden = -std::numeric_limits<T>::infinity();
+  const int keys = block;  // device code has no address of a constant of the file, which std::clamp takes
   for_rows(team, block, [=](int i) {
     const int q = bq * block + place_of(i, parts);
     for (int r = 0; r < parts; ++r) {
       T* const row = s.row(i) + r * cols;  // column j is key bk block + parts j + r
-      const int begin = ceil_div(std::clamp(mask.first_key[q] - bk * block - r, 0, block), parts);
-      const int end = ceil_div(std::clamp(q + 1 - bk * block - r, 0, block), parts);
+      const int begin = ceil_div(std::clamp(mask.first_key[q] - bk * block - r, 0, keys), parts);
+      const int end = ceil_div(std::clamp(q + 1 - bk * block - r, 0, keys), parts);
       for (int j = 0; j < begin; ++j) row[j] = forbidden;
       for (int j = end; j < cols; ++j) row[j] = forbidden;
     }

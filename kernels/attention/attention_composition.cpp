@@ -77,8 +77,9 @@ KOKKOS_FUNCTION int first_key_of(const AttentionComposition<T>& dc, int q) {
 template <class T, class Body>
 KOKKOS_FUNCTION void for_blocks(const AttentionComposition<T>& dc, const Groups& groups, int group, const Body& body) {
   const int end = std::min((group + 1) * groups.blocks * block, groups.length);
+  const int most = block;  // device code has no address of a constant of the file, which std::min takes
   for (int first = group * groups.blocks * block; first < end; first += block) {
-    const int rows = std::min(block, end - first), key_begin = first_key_of(dc, first);
+    const int rows = std::min(most, end - first), key_begin = first_key_of(dc, first);
     body(Block{first, rows, key_begin, first + rows - key_begin});
   }
 }

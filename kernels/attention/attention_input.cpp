@@ -153,7 +153,8 @@ void add_rows(Mat<T> out, Mat<const T> a, Mat<const T> b) {
 template <class T>
 void value_residual_backward(Mat<T> d_v, const ValueResidualGradients<T>& d_residual, Mat<const T> v,
                              Mat<const T> d_out, const ValueResidual<T>& residual) {
-  for (const Mat<T>& d_u : {d_residual.d_source, d_residual.d_rows}) {
+  const Mat<T> sources[] = {d_residual.d_source, d_residual.d_rows};  // nvcc takes no braces in the loop
+  for (const Mat<T>& d_u : sources) {
     if (d_u) add_source_gradient(d_u, d_out, residual);
   }
   const Sums<2> by = sum_rows<2>("value_residual_backward", d_out.rows, [=] KOKKOS_FUNCTION(int t) {

@@ -236,16 +236,23 @@ KOKKOS_FUNCTION void gradient_row(T* u, int n, const Cap& cap, double sum, const
   for (int k = 0; k < targets.count; ++k) u[targets.column[k]] = at_target[k];
 }
 
+/// Logits z become u, with their sums of exponentials and losses in `head`. nvcc takes no kernel in a generic lambda.
+template <LmHeadPrecision precision, class T, class Cap>
+void softcap_rows(const LmHead<T>& head, Mat<T> z, int first, const Vec<const Token>& targets,
+                  const LmHeadOptions& options, const Cap& cap) {
+  for_rows("lm_head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
+    head.sum[i] = softcap_row<precision>(z.row(i), z.cols, cap);
+    head.loss[i] = row_loss(z.row(i), cap, head.sum[i], RowTargets(first + i, targets, options));
+  });
+}
+
 /// Leaves u, the sums of exponentials and the losses of rows [first, first + z.rows) in `head`.
 template <class T>
 void chunk_losses(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets, const LmHeadOptions& options) {
   gemm<T>(Op::none, Op::transpose, head.unscale_z, head.x.row_block(first, z.rows), head.w, 0, z);
   if (!head.bias.empty()) add_bias<T>({}, z, head.bias);
-  for_variant<T>(options, [=](auto precision, const auto& cap) {
-    for_rows("lm_head_softcap", z.rows, [=] KOKKOS_FUNCTION(int i) {
-      head.sum[i] = softcap_row<decltype(precision)::value>(z.row(i), z.cols, cap);
-      head.loss[i] = row_loss(z.row(i), cap, head.sum[i], RowTargets(first + i, targets, options));
-    });
+  for_variant<T>(options, [&](auto precision, const auto& cap) {
+    softcap_rows<decltype(precision)::value>(head, z, first, targets, options, cap);
   });
 }
 
@@ -261,17 +268,23 @@ void chunk_loss(double* total, const LmHead<T>& head, Mat<T> z, int first, Vec<c
   });
 }
 
+template <LmHeadPrecision precision, class T, class Cap>
+void gradient_rows(const LmHead<T>& head, Mat<T> z, int first, const Vec<const Token>& targets,
+                   const LmHeadOptions& options, const Cap& cap) {
+  const T scale = static_cast<T>(options.loss_scale == 0 ? 1.0 / head.x.rows : options.loss_scale);
+  const auto scale_g = static_cast<float>(options.scale_g);
+  for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
+    const RowTargets row_targets(first + i, targets, options);
+    gradient_row<precision>(z.row(i), z.cols, cap, head.sum[i], row_targets, scale, scale_g);
+  });
+}
+
 /// Turns what chunk_loss left in z into the gradient of z.
 template <class T>
 void chunk_gradient(const LmHead<T>& head, Mat<T> z, int first, Vec<const Token> targets,
                     const LmHeadOptions& options) {
-  const T scale = static_cast<T>(options.loss_scale == 0 ? 1.0 / head.x.rows : options.loss_scale);
-  const auto scale_g = static_cast<float>(options.scale_g);
-  for_variant<T>(options, [=](auto precision, const auto& cap) {
-    for_rows("head_gradient", z.rows, [=] KOKKOS_FUNCTION(int i) {
-      const RowTargets row_targets(first + i, targets, options);
-      gradient_row<decltype(precision)::value>(z.row(i), z.cols, cap, head.sum[i], row_targets, scale, scale_g);
-    });
+  for_variant<T>(options, [&](auto precision, const auto& cap) {
+    gradient_rows<decltype(precision)::value>(head, z, first, targets, options, cap);
   });
 }
 

@@ -104,18 +104,18 @@ TEST(Matmul, ForwardsAreTheFormulas) {
 TEST(Matmul, GradientsMayHaveAFactor) {
   const Shape s = small;
   const Data data(s);
-  const double factor = -0.25;
+  const Values factor{-0.25};
   const auto scaled = [&](Values values) {
-    for (double& x : values) x *= factor;
+    for (double& x : values) x *= factor[0];
     return values;
   };
   Strided<double> d_x(s.m, s.k), d_w(s.n, s.k), sum(s.n, s.k, data.start_w), d_z(s.m, s.n);
   Strided<double> d_out(s.m, s.n, data.d_out), d_next(s.m, s.p, data.d_next), x(s.m, s.k, data.x), w(s.n, s.k, data.w);
   Strided<double> w_next(s.p, s.n, data.w_next), h(s.m, s.n, relu2<double>(s, data.x, data.w));
-  linear_backward_input<double>({}, d_x.mat(), d_out.mat(), w.mat(), &factor);
-  linear_backward_weight<double>({}, d_w.mat(), d_out.mat(), x.mat(), Output::overwrite, &factor);
-  linear_backward_weight<double>({}, sum.mat(), d_out.mat(), x.mat(), Output::accumulate, &factor);
-  linear_relu2_backward<double>({}, d_z.mat(), d_next.mat(), w_next.mat(), h.mat(), &factor);
+  linear_backward_input<double>({}, d_x.mat(), d_out.mat(), w.mat(), factor.data());
+  linear_backward_weight<double>({}, d_w.mat(), d_out.mat(), x.mat(), Output::overwrite, factor.data());
+  linear_backward_weight<double>({}, sum.mat(), d_out.mat(), x.mat(), Output::accumulate, factor.data());
+  linear_relu2_backward<double>({}, d_z.mat(), d_next.mat(), w_next.mat(), h.mat(), factor.data());
   EXPECT_LT(test::relative_error(d_x.dense(), backward_input<double>(s, scaled(data.d_out), data.w)), 1e-15);
   EXPECT_LT(test::relative_error(d_w.dense(), backward_weight<double>(s, scaled(data.d_out), data.x)), 1e-15);
   EXPECT_LT(test::relative_error(sum.dense(), add_backward_weight<double>(s, data.start_w, scaled(data.d_out), data.x)),

@@ -13,20 +13,20 @@ namespace {
 constexpr std::size_t n = 40'011;  // more than two chunks, with a remainder
 
 double factor_of(const test::Vector<double>& squares, double c) {
-  double factor = 0;
-  clip_factor<double>({}, &factor, squares, c);
-  return factor;
+  test::Vector<double> factor(1);
+  clip_factor<double>({}, factor.data(), squares, c);
+  return factor[0];
 }
 
 TEST(Clip, SquaresAreAddedInDouble) {
   const test::Vector<double> values = test::random_values(n, 1);
   const auto g = test::convert<float>(values);
-  double expected = 0.25, sum = 0.25;
+  double expected = 0.25;
+  test::Vector<double> sum{0.25}, again = sum;
   for (const float x : g) expected += 9.0 * x * x;
-  add_squares<float>({}, &sum, g, 3);
-  EXPECT_NEAR(sum, expected, 1e-6 * expected);
-  double again = 0.25;
-  add_squares<float>({}, &again, g, 3);
+  add_squares<float>({}, sum.data(), g, 3);
+  EXPECT_NEAR(sum[0], expected, 1e-6 * expected);
+  add_squares<float>({}, again.data(), g, 3);
   EXPECT_EQ(again, sum);
 }
 
@@ -34,9 +34,9 @@ TEST(Clip, SquaresOfWhatIsNotFiniteAreNotFinite) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     test::Vector<float> g(n, 1.0f);
     g[n / 2] = bad;
-    double sum = 0;
-    add_squares<float>({}, &sum, g, 1);
-    EXPECT_FALSE(std::isfinite(sum));
+    test::Vector<double> sum(1);
+    add_squares<float>({}, sum.data(), g, 1);
+    EXPECT_FALSE(std::isfinite(sum[0]));
   }
 }
 
@@ -52,10 +52,10 @@ TEST(Clip, TheFactorBringsTheNormOfAllPartsToTheLimit) {
 TEST(Clip, GradientsAreScaledByTheFactor) {
   const test::Vector<double> before = test::random_values(n, 1);
   test::Vector<double> g = before;
-  const double one = 1, half = 0.5;
-  scale_gradients<double>({}, g, &one);
+  const test::Vector<double> factors{1, 0.5};
+  scale_gradients<double>({}, g, &factors[0]);
   EXPECT_EQ(g, before);
-  scale_gradients<double>({}, g, &half);
+  scale_gradients<double>({}, g, &factors[1]);
   for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(g[i], 0.5 * before[i]) << i;
 }
 

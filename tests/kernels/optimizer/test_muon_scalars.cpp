@@ -44,7 +44,7 @@ struct Matrices {
                                     .lr = 0.1,
                                     .decay = 0.02,
                                     .cautious = cautious};
-      std::vector<std::byte> scratch(muon_workspace<double>({&batch, 1}) + 64);
+      test::Vector<std::byte> scratch(muon_workspace<double>({&batch, 1}) + 64);
       muon_update<double>({}, {&batch, 1}, options(beta), {&squares[0], &squares[1]}, scratch);
     }
   }

@@ -164,13 +164,13 @@ Gradients backward(const Case& c, ReadFrom read_from = ReadFrom::d_out) {
   const auto rstd = test::convert<T>(saved.rstd);
   NormGradient<T> norm;
   if (c.kind.norm) norm = {n.mat(), rstd, d_n.mat(), c.kind.alone};
-  const T half = 0.5;
+  const test::Vector<T> half{0.5};
   Values twice = c.d_out;
   for (double& x : twice) x *= 2;
   Strided<T> from(c.rows, c.cols, twice), g(c.rows, c.cols);
   MixBackward<T> d_mix{in.d_out.mat(), c.kind.elsewhere ? d_elsewhere.mat() : Mat<T>(), norm};
   if (read_from == ReadFrom::scaled_d_in) {
-    d_mix.scaled_d_in = {from.mat(), {&half}};
+    d_mix.scaled_d_in = {from.mat(), {half.data()}};
     d_mix.g = c.kind.norm ? n.mat() : g.mat();
     const Mat<T> d_out = in.d_out.mat();
     for (int t = 0; t < c.rows; ++t) std::fill_n(d_out.row(t), c.cols, std::numeric_limits<T>::quiet_NaN());
@@ -226,14 +226,15 @@ TEST_P(Mix, ForwardRaisesTheLargestMagnitudeOfTheNorm) {
   Tensors<double> in(c);
   Strided<double> out(c.rows, c.cols), n(c.rows, c.cols);
   Values rstd(c.rows);
-  double maximum = 0.25, largest = 0;
-  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, &maximum);
+  Values maximum{0.25};
+  double largest = 0;
+  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, maximum.data());
   for (const double value : n.dense()) largest = std::isnan(value) ? largest : std::max(largest, std::abs(value));
   EXPECT_GT(largest, 3);
-  EXPECT_EQ(maximum, largest);
-  maximum = 99;
-  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, &maximum);
-  EXPECT_EQ(maximum, 99);
+  EXPECT_EQ(maximum[0], largest);
+  maximum[0] = 99;
+  mix_norm_forward<double>({}, out.mat(), n.mat(), rstd, in.terms, eps, maximum.data());
+  EXPECT_EQ(maximum[0], 99);
 }
 
 TEST_P(Mix, GradientsAreTheDerivatives) {

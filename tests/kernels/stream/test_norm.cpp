@@ -74,14 +74,14 @@ TEST(Norm, ForwardRaisesTheLargestMagnitude) {
   values[2 * cols + 7] = -9;
   values[4 * cols] = std::numeric_limits<double>::quiet_NaN();
   Strided<double> x(rows, cols, values), out(rows, cols);
-  double maximum = 0;
-  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, &maximum);
+  Values maximum(1);
+  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, maximum.data());
   const double largest = -out.dense()[2 * cols + 7];
   EXPECT_GT(largest, 3);
-  EXPECT_EQ(maximum, largest);
-  maximum = 99;
-  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, &maximum);
-  EXPECT_EQ(maximum, 99);
+  EXPECT_EQ(maximum[0], largest);
+  maximum[0] = 99;
+  rms_norm_forward<double>({}, out.mat(), rstd, x.mat(), eps, maximum.data());
+  EXPECT_EQ(maximum[0], 99);
 }
 
 TEST(Norm, ForwardMayReplaceItsInput) {
