@@ -189,7 +189,8 @@ struct Gemm {
     const int stages = shared_memory_holds(blocks_per_sm, 3 * stage_bytes) ? 3 : 2;
     const Problem<Op> p{a, b, op, ceil_div(a.rows, tile_m), ceil_div(cols, tile_n), a.cols / tile_k, stages};
     const int shared_bytes = stages * stage_bytes;
-    static_assert(sizeof(Shared) == 2 * stage_bytes && blocks_per_sm * (sizeof(Shared) + reserved_shared_bytes) <= 100 * 1024);
+    static_assert(sizeof(Shared) == 2 * stage_bytes &&
+                  blocks_per_sm * (sizeof(Shared) + reserved_shared_bytes) <= 100 * 1024);
     check(cudaFuncSetAttribute(fused_gemm<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           "cudaFuncSetAttribute");
     cuda::launch(name, stream, fused_gemm<Op>, p.rows * p.cols, gemm_threads, shared_bytes, p);
