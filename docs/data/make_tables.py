@@ -18,6 +18,7 @@ PAGES = [DATA.parent / name for name in ("accuracy.md", "agreement.md", "batch_s
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end of table -->)", re.DOTALL)
 PLAIN_DECK = "the deck"
 WITHOUT = "without XSA and composed heads"
+READ_ONCE = "text read once"
 
 
 def read(name, folder=DATA):
@@ -113,7 +114,7 @@ def same_start(data):
     for record, variant, commits, step in (("89", "", ("04874eb",), 500), ("89", "MLP in bf16", ("2ac19e8",), 500),
                                            ("89", WITHOUT, ("04874eb",), 375), ("89", WITHOUT, ("04874eb",), 500),
                                            ("89", WITHOUT, ("836766d", "2cb08cf"), 500),
-                                           ("349", "", ("9aee27c",), 500)):
+                                           ("89", READ_ONCE, ("06f8f4d",), 500), ("349", "", ("9aee27c",), 500)):
         script = losses_by_parameters(runs, "PyTorch", record, variant, ("",), step)
         nanorun = losses_by_parameters(runs, "nanorun", record, variant, commits, step)
         both = [name for name in nanorun if name in script]
