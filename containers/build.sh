@@ -32,7 +32,7 @@ program() {
       options+=(-DNANORUN_CUDA=ON)
       CUDACXX=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
       if [[ ! -x $CUDACXX ]]; then
-        echo "build.sh: no nvcc on the PATH or in /usr/local/cuda: for gpu the base image has CUDA 13" >&2
+        echo "build.sh: no nvcc on the PATH or in /usr/local/cuda: for gpu the base image has CUDA 12.4 or newer" >&2
         exit 2
       fi
       export CUDACXX

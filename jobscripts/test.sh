@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds everything and runs every test. Where CUDA 13 or newer is installed also builds for GPUs and runs the tests of
+# Builds everything and runs every test. Where CUDA 12.4 or newer is installed also builds for GPUs and runs the tests of
 # the CUDA kernels, which are skipped without a GPU. Compiles through ccache where that is installed. Options:
 #   --asan             also the unit tests under the address and undefined-behaviour sanitizers
 #   --compiler NAME    also the unit tests of a build by clang, or clang-19
@@ -50,12 +50,12 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 
-# The compiler of CUDA 13 or newer: the first on the PATH, or the one where NVIDIA's installer puts it.
+# The compiler of CUDA 12.4 or newer: the first on the PATH, or the one where NVIDIA's installer puts it.
 find_nvcc() {
   local candidate release
   for candidate in nvcc /usr/local/cuda/bin/nvcc; do
-    release=$("$candidate" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p') || continue
-    if [[ ${release:-0} -ge 13 ]]; then
+    release=$("$candidate" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || continue
+    if [[ -n $release ]] && printf '12.4\n%s\n' "$release" | sort --check=silent --version-sort; then
       command -v "$candidate"
       return 0
     fi
@@ -134,4 +134,4 @@ for preset in "${presets[@]}"; do
 done
 # A few at a time, since each has many ranks or builds of its own.
 ! "$long" || ctest --preset long --parallel 2
-"$quick" || [[ -n $CUDACXX ]] || say "no CUDA 13 found: the build for GPUs and the tests of the CUDA kernels were left out"
+"$quick" || [[ -n $CUDACXX ]] || say "no CUDA 12.4 or newer found: the build for GPUs and the tests of the CUDA kernels were left out"

@@ -48,7 +48,7 @@ class Nanorun(CMakePackage, CudaPackage):
         depends_on("py-scipy")
 
     with when("+cuda"):
-        depends_on("cuda@13:")
+        depends_on("cuda@12.4:")
         conflicts("cuda_arch=none", msg="name the architectures of the GPUs, such as 90a (H100) or 80 (A100)")
         for arch in CudaPackage.cuda_arch_values:
             if int(arch.rstrip("af")) < 80:
