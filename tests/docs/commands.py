@@ -54,7 +54,7 @@ TRAINING = [f"jobscripts/{name}.sbatch" for name in ("train", "ensemble", "sweep
 
 
 PROFILERS = {"nsys": ("--trace", "--capture-range", "--output"),
-             "ncu": ("--nvtx", "--nvtx-include", "--set", "--export", "--profile-from-start")}
+             "ncu": ("--nvtx", "--nvtx-include", "--set", "--export", "--import", "--profile-from-start")}
 
 
 class Wrong(Exception):
