@@ -183,7 +183,8 @@ KOKKOS_FUNCTION void gemm_of_square(const Team& team, Op op_a, Op op_b, T alpha,
   static_assert(on_host || step * step == team_threads);
   const int y = row + team.team_rank() / step, x = col + team.team_rank() % step, inner = inner_of(op_a, a);
   auto memory = team.team_scratch(0);  // a copy: each call takes the memory from its begin
-  T* const panel_a = static_cast<T*>(memory.get_shmem(gemm_panel_bytes));
+  const int bytes = gemm_panel_bytes;  // device code has no address of a constant of the file, which get_shmem takes
+  T* const panel_a = static_cast<T*>(memory.get_shmem(bytes));
   T* const panel_b = panel_a + gemm_depth * gemm_row;
   T sum[tile][tile] = {};
   for (int k_begin = 0; k_begin < inner; k_begin += gemm_depth) {
