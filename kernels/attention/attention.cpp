@@ -13,7 +13,7 @@ namespace {
 
 constexpr int block = attention_block;
 
-/// Scratch of one head: two tiles [block, block], and three values for each query of the block.
+/// Scratch of one team: two tiles [block, block], and three values for each query of the block.
 template <class T>
 struct Scratch {
   Mat<T> s, d_s;
@@ -21,9 +21,9 @@ struct Scratch {
 
   static constexpr int elements = (2 * block + 3) * block;
 
-  /// The scratch of `head` in memory for all heads.
-  KOKKOS_FUNCTION Scratch(T* memory, int head) {
-    T* const own = memory + static_cast<std::ptrdiff_t>(head) * elements;
+  /// The scratch of `team` in memory for all teams.
+  KOKKOS_FUNCTION Scratch(T* memory, int team) {
+    T* const own = memory + static_cast<std::ptrdiff_t>(team) * elements;
     s = {own, block, block};
     d_s = {s.row(block), block, block};
     row_max = d_s.row(block);
@@ -208,63 +208,143 @@ struct HeadGradients {
   HeadRows<T> q, k, v;
 };
 
-/// What one head's query block bq adds to the gradients; query blocks come in ascending order.
+/// What the backward pass knows of one head.
 template <class T>
-KOKKOS_FUNCTION void backward_block(const Team& team, const HeadGradients<T>& d, const HeadRows<const T>& y,
-                                    const T* lse, const HeadRows<const T>& d_y, const HeadInputs<T>& in,
-                                    const AttentionMask& mask, int bq, const Scratch<T>& scratch) {
-  const Mat<T> s = scratch.s, d_s = scratch.d_s;
-  T* const delta = scratch.row_sum;
-  row_dot<T>(team, delta, d_y, y);
+struct HeadBackward {
+  HeadInputs<T> in;
+  HeadRows<const T> y, d_y;
+  const T* lse;
+  T* delta;  ///< <d_y, y> of each query, block after block in the order of a block's rows
+  HeadGradients<T> d;
+};
+
+/// Arguments of the backward pass, with room for delta [H, T], or [H/2, 2 T] of pairs.
+template <class T>
+struct Backward {
+  AttentionInputs<T> in;
+  Mat<const T> y, d_y, lse;
+  T* delta;
+  Mat<T> d_q, d_k, d_v;
+};
+
+template <class T>
+KOKKOS_FUNCTION HeadBackward<T> head_of(const Backward<T>& d, int h, int parts) {
+  const int heads = d.in.heads;
+  return {head_of(d.in, h, parts),
+          head_of(d.y, heads, h, parts),
+          head_of(d.d_y, heads, h, parts),
+          d.lse.row(h),
+          d.delta + static_cast<std::ptrdiff_t>(h) * d.lse.cols,
+          {head_of(d.d_q, heads, h, parts), head_of(d.d_k, heads, h, parts), head_of(d.d_v, heads, h, parts)}};
+}
+
+/// scratch.s = p and scratch.d_s = gradient of the scores, of query block bq and key block bk.
+template <class T>
+KOKKOS_FUNCTION void backward_tile(const Team& team, const HeadBackward<T>& head, const AttentionMask& mask, int bq,
+                                   int bk, const Scratch<T>& scratch) {
+  scores(team, scratch.s, head.in, mask, bq, bk);
+  outer_product<T>(team, 1, head.d_y.block_of(bq), head.in.v.block_of(bk), scratch.d_s);
+  softmax_backward(team, scratch.s, scratch.d_s, head.lse + bq * block, head.delta + bq * block, head.in.q.parts);
+}
+
+/// Adds a tile's share to d_k and d_v of its keys; `add` is 0 at the first touch.
+template <class T>
+KOKKOS_FUNCTION void add_to_keys(const Team& team, const HeadBackward<T>& head, int bq, int bk, T add,
+                                 const Scratch<T>& scratch) {
+  const T scale = head.in.scale;
+  tile_product<T>(team, Op::transpose, 1, scratch.s, head.d_y.block_of(bq), add, head.d.v.block_of(bk));
+  tile_product<T>(team, Op::transpose, scale, scratch.d_s, head.in.q.block_of(bq), add, head.d.k.block_of(bk));
+}
+
+/// delta and d_q of query block bq. With `with_keys` also what it adds to d_k and d_v: query blocks come in ascending
+/// order then.
+template <class T>
+KOKKOS_FUNCTION void backward_queries(const Team& team, const HeadBackward<T>& head, const AttentionMask& mask, int bq,
+                                      bool with_keys, const Scratch<T>& scratch) {
+  row_dot<T>(team, head.delta + bq * block, head.d_y.block_of(bq), head.y.block_of(bq));
   for (int bk = mask.key_begin[bq]; bk <= bq; ++bk) {
-    const T add_q = bk > mask.key_begin[bq], add_kv = bk < bq;  // 0 at the first touch
-    scores(team, s, in, mask, bq, bk);
-    outer_product<T>(team, 1, d_y, in.v.block_of(bk), d_s);
-    softmax_backward(team, s, d_s, lse, delta, in.q.parts);
-    tile_product<T>(team, Op::transpose, 1, s, d_y, add_kv, d.v.block_of(bk));
-    tile_product<T>(team, Op::none, in.scale, d_s, in.k.block_of(bk), add_q, d.q.block_of(bq));
-    tile_product<T>(team, Op::transpose, in.scale, d_s, in.q.block_of(bq), add_kv, d.k.block_of(bk));
+    const T add = bk > mask.key_begin[bq];  // 0 at the first touch
+    backward_tile(team, head, mask, bq, bk, scratch);
+    tile_product<T>(team, Op::none, head.in.scale, scratch.d_s, head.in.k.block_of(bk), add, head.d.q.block_of(bq));
+    if (with_keys) add_to_keys<T>(team, head, bq, bk, bk < bq, scratch);
   }
+}
+
+/// d_k and d_v of key block bk, once delta is known: the same sums in the same order.
+template <class T>
+KOKKOS_FUNCTION void backward_keys(const Team& team, const HeadBackward<T>& head, const AttentionMask& mask, int bk,
+                                   const Scratch<T>& scratch) {
+  for (int bq = bk; bq < mask.query_end[bk]; ++bq) {
+    backward_tile(team, head, mask, bq, bk, scratch);
+    add_to_keys<T>(team, head, bq, bk, bq > bk, scratch);
+  }
+}
+
+/// How heads are shared: each among as many teams as run at a time, but at most one for each block. A team takes every
+/// teams-th block of its head.
+struct Sharing {
+  int heads, blocks, teams;
+
+  Sharing(int heads, int length)
+      : heads(heads), blocks(length / block), teams(std::clamp(teams_at_once() / heads, 1, std::max(blocks, 1))) {}
+  int all_teams() const { return heads * teams; }
+  /// Not exceeded by all_teams(), whether heads are paired or not.
+  static int most_teams(int heads, int length) {
+    return std::min(heads * (length / block), std::max(heads, teams_at_once()));
+  }
+};
+
+/// body(team, h, b, scratch) for all heads and blocks, in no fixed order.
+template <class T, class Body>
+void for_blocks(const char* label, const Sharing& sharing, T* memory, const Body& body) {
+  for_teams(label, sharing.all_teams(), [=] KOKKOS_FUNCTION(const Team& team, int i) {
+    const Scratch<T> scratch(memory, i);
+    for (int b = i / sharing.heads; b < sharing.blocks; b += sharing.teams) body(team, i % sharing.heads, b, scratch);
+  });
 }
 
 }  // namespace
 
 template <class T>
-std::size_t attention_workspace(int, int heads, int) {
-  return heads * Scratch<T>::elements * sizeof(T);
+std::size_t attention_workspace(int length, int heads, int) {
+  const std::size_t delta = static_cast<std::size_t>(heads) * length;
+  return (delta + static_cast<std::size_t>(Sharing::most_teams(heads, length)) * Scratch<T>::elements) * sizeof(T);
 }
 
 template <class T>
 void attention_forward(Stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in, const AttentionMask& mask,
                        Workspace workspace) {
-  T* const memory = reinterpret_cast<T*>(workspace.data());
   const int parts = parts_of(in.paired);
-  for_teams("attention_forward", in.heads / parts, [=] KOKKOS_FUNCTION(const Team& team, int h) {
-    const Scratch<T> scratch(memory, h);
-    const auto in_h = head_of(in, h, parts);
-    const auto y_h = head_of(y, in.heads, h, parts);
-    for (int b = 0; b < mask.length / block; ++b) {
-      forward_block(team, y_h.block_of(b), lse.row(h) + b * block, in_h, mask, b, scratch);
-    }
-  });
+  const Sharing sharing(in.heads / parts, mask.length);
+  for_blocks("attention_forward", sharing, reinterpret_cast<T*>(workspace.data()),
+             [=] KOKKOS_FUNCTION(const Team& team, int h, int b, const Scratch<T>& scratch) {
+               const auto y_h = head_of(y, in.heads, h, parts);
+               const int bq = sharing.blocks - 1 - b;  // those with most keys first
+               forward_block(team, y_h.block_of(bq), lse.row(h) + bq * block, head_of(in, h, parts), mask, bq, scratch);
+             });
 }
 
+/// Where heads are shared, the scores are computed twice: teams of query blocks compute d_q, then teams of key blocks
+/// d_k and d_v. Else a head's team does all in one pass.
 template <class T>
 void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
                         Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask,
                         Workspace workspace) {
-  T* const memory = reinterpret_cast<T*>(workspace.data());
+  const Backward<T> d{in, y, d_y, lse, reinterpret_cast<T*>(workspace.data()), d_q, d_k, d_v};
   const int parts = parts_of(in.paired);
-  for_teams("attention_backward", in.heads / parts, [=] KOKKOS_FUNCTION(const Team& team, int h) {
-    const Scratch<T> scratch(memory, h);
-    const auto in_h = head_of(in, h, parts);
-    const HeadGradients<T> d{head_of(d_q, in.heads, h, parts), head_of(d_k, in.heads, h, parts),
-                             head_of(d_v, in.heads, h, parts)};
-    const auto y_h = head_of(y, in.heads, h, parts), d_y_h = head_of(d_y, in.heads, h, parts);
-    for (int b = 0; b < mask.length / block; ++b) {
-      backward_block(team, d, y_h.block_of(b), lse.row(h) + b * block, d_y_h.block_of(b), in_h, mask, b, scratch);
-    }
-  });
+  const Sharing sharing(in.heads / parts, mask.length);
+  const bool one_pass = sharing.teams == 1;
+  T* const memory = d.delta + static_cast<std::ptrdiff_t>(sharing.heads) * mask.length;
+  for_blocks("attention_backward", sharing, memory,
+             [=] KOKKOS_FUNCTION(const Team& team, int h, int b, const Scratch<T>& scratch) {
+               const int bq = one_pass ? b : sharing.blocks - 1 - b;  // those with most keys first
+               backward_queries(team, head_of(d, h, parts), mask, bq, one_pass, scratch);
+             });
+  if (one_pass) return;
+  for_blocks("attention_backward_keys", sharing, memory,
+             [=] KOKKOS_FUNCTION(const Team& team, int h, int b, const Scratch<T>& scratch) {
+               backward_keys(team, head_of(d, h, parts), mask, b, scratch);
+             });
 }
 
 #define NANORUN_OPS(T)                                                                                                 \

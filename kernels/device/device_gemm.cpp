@@ -55,7 +55,7 @@ void multiply(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta,
 /// Each team computes a block of c.
 template <class T>
 void multiply(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
-  constexpr int block = 64;
+  constexpr int block = gemm_square;
   const int across = ceil_div(c.cols, block);
   for_teams("gemm", ceil_div(c.rows, block) * across, [=] KOKKOS_FUNCTION(const Team& team, int i) {
     const int row = i / across * block, rows = std::min(block, c.rows - row);

@@ -21,6 +21,17 @@ namespace nanorun::kernels::portable {
 using Exec = Kokkos::DefaultExecutionSpace;
 /// Threads that share a task: one on CPUs, many on devices.
 using Team = Kokkos::TeamPolicy<Exec>::member_type;
+inline constexpr int team_threads = on_host ? 1 : 256;
+
+/// Teams that the processor runs at a time: threads of a CPU, or what fills a device.
+inline int teams_at_once() {
+  return Kokkos::is_initialized() ? std::max(1, static_cast<int>(Exec().concurrency()) / team_threads) : 1;
+}
+
+// How a team of a device multiplies: it computes squares of c, and keeps the operands' panels in its own memory. A
+// panel's row has an element more, so that elements of a column lie in different banks.
+inline constexpr int gemm_square = 64, gemm_depth = 16, gemm_row = gemm_square + 1;
+inline constexpr int gemm_panel_bytes = 2 * gemm_depth * gemm_row * static_cast<int>(sizeof(double));
 
 /// body(i) for 0 <= i < n, in parallel and in no fixed order.
 template <class Body>
@@ -34,9 +45,9 @@ void for_rows(const char* label, int n, const Body& body) {
 template <class Body>
 void for_teams(const char* label, int n, const Body& body) {
   show_life();
-  constexpr int threads = on_host ? 1 : 128;
-  Kokkos::parallel_for(label, Kokkos::TeamPolicy<Exec>(n, threads),
-                       [=] KOKKOS_FUNCTION(const Team& team) { body(team, team.league_rank()); });
+  Kokkos::TeamPolicy<Exec> policy(n, team_threads);
+  if constexpr (!on_host) policy.set_scratch_size(0, Kokkos::PerTeam(gemm_panel_bytes));
+  Kokkos::parallel_for(label, policy, [=] KOKKOS_FUNCTION(const Team& team) { body(team, team.league_rank()); });
   if constexpr (!on_host) Exec().fence();
 }
 
@@ -150,32 +161,49 @@ constexpr int inner_of(Op op_a, Mat<T> a) {
 template <class T>
 void blas_gemm(Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c);
 
-/// Tile i of c = alpha op(a) op(b) + beta c by one thread of a device. The tile's rows and columns are strided, so that
-/// neighbouring threads write neighbouring elements.
-template <int tile, class T>
-KOKKOS_FUNCTION void gemm_tile(int i, Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta, Mat<T> c) {
-  const int down = ceil_div(c.rows, tile), across = ceil_div(c.cols, tile), inner = inner_of(op_a, a);
-  const int a_step = op_a == Op::none ? 1 : a.ld, b_step = op_b == Op::none ? b.ld : 1;
-  const T *x[tile], *y[tile];
+/// panel[k, i] = x(begin + i, k_begin + k) of x [count, inner], stored so or, where `turned`, as [inner, count]; 0
+/// beyond its edges. Neighbouring threads read neighbouring elements.
+template <class T>
+KOKKOS_FUNCTION void load_panel(const Team& team, T* panel, Mat<const T> x, bool turned, int begin, int k_begin) {
+  const int count = turned ? x.cols : x.rows, inner = turned ? x.rows : x.cols;
+  Kokkos::parallel_for(Kokkos::TeamThreadRange(team, gemm_square * gemm_depth), [=](int e) {
+    const int i = turned ? e % gemm_square : e / gemm_depth, k = turned ? e / gemm_square : e % gemm_depth;
+    const int row = begin + i, col = k_begin + k;
+    const bool inside = row < count && col < inner;
+    panel[k * gemm_row + i] = !inside ? T(0) : turned ? x.row(col)[row] : x.row(row)[col];
+  });
+}
+
+/// A square of c = alpha op(a) op(b) + beta c, from row and column on, by a team of team_threads threads. Each has
+/// elements of its own: neighbouring threads write neighbouring elements.
+template <class T>
+KOKKOS_FUNCTION void gemm_of_square(const Team& team, Op op_a, Op op_b, T alpha, Mat<const T> a, Mat<const T> b, T beta,
+                                    Mat<T> c, int row, int col) {
+  constexpr int tile = 4, step = gemm_square / tile;
+  static_assert(on_host || step * step == team_threads);
+  const int y = row + team.team_rank() / step, x = col + team.team_rank() % step, inner = inner_of(op_a, a);
+  auto memory = team.team_scratch(0);  // a copy: each call takes the memory from its begin
+  const int bytes = gemm_panel_bytes;  // device code has no address of a constant of the file, which get_shmem takes
+  T* const panel_a = static_cast<T*>(memory.get_shmem(bytes));
+  T* const panel_b = panel_a + gemm_depth * gemm_row;
   T sum[tile][tile] = {};
-  for (int k = 0; k < tile; ++k) {
-    // Beyond the edge the last row or column is computed again, and dropped.
-    const int row = std::min(i / across + k * down, c.rows - 1), col = std::min(i % across + k * across, c.cols - 1);
-    x[k] = op_a == Op::none ? a.row(row) : a.data + row;
-    y[k] = op_b == Op::none ? b.data + col : b.row(col);
-  }
-  for (int j = 0; j < inner; ++j) {
-    for (int p = 0; p < tile; ++p) {
-      for (int q = 0; q < tile; ++q) {
-        sum[p][q] += x[p][static_cast<std::ptrdiff_t>(j) * a_step] * y[q][static_cast<std::ptrdiff_t>(j) * b_step];
+  for (int k_begin = 0; k_begin < inner; k_begin += gemm_depth) {
+    load_panel(team, panel_a, a, op_a == Op::transpose, row, k_begin);
+    load_panel(team, panel_b, b, op_b == Op::none, col, k_begin);
+    team.team_barrier();
+    for (int k = 0; k < gemm_depth; ++k) {
+      const T *const from_a = panel_a + k * gemm_row + y - row, *const from_b = panel_b + k * gemm_row + x - col;
+      for (int p = 0; p < tile; ++p) {
+        for (int q = 0; q < tile; ++q) sum[p][q] += from_a[p * step] * from_b[q * step];
       }
     }
+    team.team_barrier();
   }
   for (int p = 0; p < tile; ++p) {
     for (int q = 0; q < tile; ++q) {
-      const int row = i / across + p * down, col = i % across + q * across;
-      if (row >= c.rows || col >= c.cols) continue;
-      T& out = c.row(row)[col];
+      const int i = y + p * step, j = x + q * step;
+      if (i >= c.rows || j >= c.cols) continue;
+      T& out = c.row(i)[j];
       out = beta == 0 ? alpha * sum[p][q] : alpha * sum[p][q] + beta * out;
     }
   }
@@ -188,9 +216,12 @@ KOKKOS_FUNCTION void gemm(const Team& team, Op op_a, Op op_b, T alpha, Mat<const
   if constexpr (on_host) {
     blas_gemm(op_a, op_b, alpha, a, b, beta, c);
   } else {
-    constexpr int tile = 4;
-    for_rows(team, ceil_div(c.rows, tile) * ceil_div(c.cols, tile),
-             [&](int i) { gemm_tile<tile>(i, op_a, op_b, alpha, a, b, beta, c); });
+    for (int row = 0; row < c.rows; row += gemm_square) {
+      for (int col = 0; col < c.cols; col += gemm_square) {
+        gemm_of_square(team, op_a, op_b, alpha, a, b, beta, c, row, col);
+      }
+    }
+    team.team_barrier();
   }
 }
 

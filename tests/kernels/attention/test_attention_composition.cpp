@@ -18,20 +18,19 @@ namespace {
 using test::Strided;
 using Values = test::Vector<double>;
 
-/// Inputs of one case, the upstream gradient, and what the gradients of q, k, v, w1 and w2 start from.
-struct Case {
+struct Shape {
   std::string name;
   int tokens, heads, head_dim, window;
   std::vector<int> document_begins;
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+/// Inputs of one case, the upstream gradient, and what the gradients of q, k, v, w1 and w2 start from.
+struct Case : Shape {
   Values q, k, v, y, w1, w2, d_out, start[5];
 
-  Case(std::string name, int tokens, int heads, int head_dim, int window, std::vector<int> document_begins)
-      : name(std::move(name)),
-        tokens(tokens),
-        heads(heads),
-        head_dim(head_dim),
-        window(window),
-        document_begins(std::move(document_begins)) {
+  explicit Case(const Shape& shape) : Shape(shape) {
     const std::size_t size = static_cast<std::size_t>(tokens) * width();
     unsigned seed = 0;
     for (Values* values : {&q, &k, &v, &y, &d_out, &start[0], &start[1], &start[2]}) {
@@ -51,8 +50,6 @@ struct Case {
     return first;
   }
 };
-
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 constexpr double scale = 0.3;
 
@@ -133,10 +130,10 @@ Values composed_row(const Case& c, int t) {
   return a;
 }
 
-class AttentionCompositionTest : public testing::TestWithParam<Case> {};
+class AttentionCompositionTest : public testing::TestWithParam<Shape> {};
 
 TEST_P(AttentionCompositionTest, ForwardIsTheFormula) {
-  const Case& c = GetParam();
+  const Case c(GetParam());
   const Values out = forward<double>(c);
   for (int t = 0; t < c.tokens; ++t) {
     const Values a = composed_row(c, t);
@@ -150,7 +147,7 @@ TEST_P(AttentionCompositionTest, ForwardIsTheFormula) {
 }
 
 TEST_P(AttentionCompositionTest, OutputMayReplaceItsBase) {
-  const Case& c = GetParam();
+  const Case c(GetParam());
   Inputs<double> in(c);
   Strided<double> y(c.tokens, c.width(), c.y);
   attention_composition_forward<double>({}, y.mat(), y.mat(), in.view(), in.scratch());
@@ -158,7 +155,7 @@ TEST_P(AttentionCompositionTest, OutputMayReplaceItsBase) {
 }
 
 TEST_P(AttentionCompositionTest, GradientsAreTheDerivatives) {
-  Case c = GetParam();
+  Case c(GetParam());
   const Gradients d = backward<double>(c);
   const auto loss = [&] { return test::inner_product(c.d_out, forward<double>(c)); };
   // Strides of 37 and 7 elements, prime to the row lengths, visit all columns in turn.
@@ -177,7 +174,7 @@ TEST_P(AttentionCompositionTest, GradientsAreTheDerivatives) {
 /// start of 1 would round to 2^-24 of itself once, or, where the BLAS adds to it product by product, once for each
 /// term.
 TEST_P(AttentionCompositionTest, FloatAgreesWithDouble) {
-  Case c = GetParam();
+  Case c(GetParam());
   for (Values* values : {&c.q, &c.k, &c.v, &c.y, &c.w1, &c.w2, &c.d_out}) {
     *values = test::convert<double>(test::convert<float>(*values));
   }
@@ -193,14 +190,14 @@ TEST_P(AttentionCompositionTest, FloatAgreesWithDouble) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Windows, AttentionCompositionTest,
-                         testing::Values(Case("two_tokens", 2, 2, 4, 3, {}), Case("few_keys", 140, 3, 4, 5, {}),
-                                         Case("documents", 200, 2, 6, 20, {0, 50, 63, 64, 65, 130}),
-                                         Case("window_beyond_a_block", 330, 2, 4, 112, {30, 200}),
-                                         Case("window_beyond_the_sequence", 90, 2, 4, 1000, {})),
+                         testing::Values(Shape{"two_tokens", 2, 2, 4, 3, {}}, Shape{"few_keys", 140, 3, 4, 5, {}},
+                                         Shape{"documents", 200, 2, 6, 20, {0, 50, 63, 64, 65, 130}},
+                                         Shape{"window_beyond_a_block", 330, 2, 4, 112, {30, 200}},
+                                         Shape{"window_beyond_the_sequence", 90, 2, 4, 1000, {}}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(AttentionCompositionWeights, AHeadWithoutWeightLeavesItsOutput) {
-  Case c("", 70, 2, 4, 10, {});
+  Case c({"", 70, 2, 4, 10, {}});
   for (int t = 0; t < c.tokens; ++t) c.w2[2 * t + 1] = 0;
   const Values out = forward<double>(c);
   for (int t = 0; t < c.tokens; ++t) {

@@ -10,9 +10,10 @@ namespace nanorun::kernels::portable {
 namespace {
 
 constexpr int columns = 9, width = 5, stride = 7;
-const test::Vector<std::int32_t> rows = {8, 0, 3};
+test::Vector<std::int32_t> chosen_rows() { return {8, 0, 3}; }
 
 TEST(CandidateRows, AreGathered) {
+  const test::Vector<std::int32_t> rows = chosen_rows();
   const test::Vector<double> x = test::random_values(columns * stride, 1);
   test::Vector<double> out = test::poisoned<double>(rows.size() * width);
   gather_rows<double>({}, Mat<double>(out.data(), 3, width), Mat<const double>(x.data(), columns, width, stride), rows);
@@ -22,6 +23,7 @@ TEST(CandidateRows, AreGathered) {
 }
 
 TEST(CandidateRows, AreScatteredAndOthersStay) {
+  const test::Vector<std::int32_t> rows = chosen_rows();
   const test::Vector<double> x = test::random_values(rows.size() * width, 1);
   test::Vector<double> out(columns * stride, 0.5), expected = out;
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -321,11 +321,11 @@ TEST(MixBackward, GradientsThatAreNotWantedAreLeftOut) {
 TEST(MixBackward, LeavesTheFactorOfATerm) {
   const Case c(3, 19, kind("Residual"));
   Tensors<double> in(c);
-  double factor = 99;
+  Values factor{99};
   in.terms[1].d_source = {};
-  in.terms[1].factor_out = &factor;
+  in.terms[1].factor_out = factor.data();
   mix_backward<double>({}, {in.d_out.mat()}, in.terms);
-  EXPECT_EQ(factor, c.scalars[1]);
+  EXPECT_EQ(factor[0], c.scalars[1]);
 }
 
 TEST(MixBackward, AnImpliedTermOfCoefficientZeroGetsNothing) {
