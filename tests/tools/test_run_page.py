@@ -211,8 +211,8 @@ class Output(RunPageTest):
     def test_page_and_terminal(self):
         folder = write_run(Path("<b>&c"), LOSSES, summary={
             "ranks": 4, "provenance": PROVENANCE, "phases": times(validation=1.0), "tokens_per_second": 10240.0,
-            "seconds_per_20m_tokens": 1953.125, "gpus": [gpu(), gpu(hw_slowdown=3)], "gpu_looks": 100, "mfu": 0.4567, "peak_device_memory_bytes": 17.1e9,
-            "time_to_first_step_seconds": 1.5})
+            "seconds_per_20m_tokens": 1953.125, "gpus": [gpu(), gpu(hw_slowdown=3)], "gpu_looks": 100, "mfu": 0.4567,
+            "peak_device_memory_bytes": 17.1e9, "time_to_first_step_seconds": 1.5})
         code, output, error = self.end("compare.py", folder, folder, "--target", 3.25, "-o", "page.html")
         self.assertEqual((code, error), (0, ""))
         self.assertTrue(output.endswith("\n\npage.html\n"))
