@@ -1,8 +1,8 @@
 """The page of one run: what ran where, its losses, time and energy, and what to look at first. compare.py writes it.
 
 The times of the phases come from summary.json, as in the log: they count what comes after the last step too, such as
-its validation and checkpoint. The slowest rank comes from trace.h5, and so do the phases of a run without a summary,
-both with numpy and h5py alone.
+its validation and checkpoint. The slowest rank comes from trace.h5, and so do the phases where the last start
+has no summary or made no step; this needs numpy and h5py.
 """
 
 import base64
