@@ -298,6 +298,7 @@ def result(benchmark, machine, runs, given):
 def merits(found):
     """The figures of merit that are known, each on a line that programs can read, as in the log of a run."""
     known = {"ranks": found["ranks"], "loss": found["loss"]} | found["figures"]
+    known["busy_machine"] = 1 if found["busy"] else None
     return "\n".join(f"FOM {name} {value:.9g}" for name, value in known.items() if value is not None)
 
 

@@ -117,6 +117,7 @@ FIGURES = {
     "ranks": lambda r: str(r.facts.get("ranks")),
     "tokens/s": lambda r: number(r.figure("tokens_per_second"), ",.0f"),
     "time of 20 million tokens": lambda r: number(r.figure("seconds_per_20m_tokens"), ",.1f", " s"),
+    "energy of a step": lambda r: number(r.figure("joules_per_step"), ",.4g", " J"),
     "energy of a token": lambda r: number(r.figure("joules_per_token"), ".3g", " mJ", 1e3),
     "tokens per Wh": lambda r: number(r.figure("tokens_per_wh"), ",.0f"),
     "energy is that of": lambda r: str(r.facts.get("energy_source") or "—"),

@@ -1,7 +1,8 @@
 """The page of one run: what ran where, its losses, time and energy, and what to look at first. compare.py writes it.
 
-The times of the phases and the slowest rank come from trace.h5. Without numpy and h5py the times come from
-summary.json, and the slowest rank is not known.
+The times of the phases come from summary.json, as in the log: they count what comes after the last step too, such as
+its validation and checkpoint. The slowest rank comes from trace.h5, and so do the phases where the last start
+has no summary or made no step; this needs numpy and h5py.
 """
 
 import base64
@@ -95,7 +96,7 @@ class Report:
 
 
 def take_trace(report, path):
-    """Takes phases, ranks, provenance and the slowest rank from a trace.h5."""
+    """Takes the slowest rank from a trace.h5, and phases, ranks and provenance for a run without a summary."""
     tool.need("numpy", "h5py")
     import numpy as np
     from study.gather import work_of
@@ -130,12 +131,12 @@ def take_summary(report, path):
     report.ranks = tool.require(summary.get("ranks", report.ranks), int, path, "ranks")
     report.gpus = [read_gpu(gpu, path) for gpu in tool.require(summary.get("gpus", []), list, path, "gpus")]
     steps = report.run.steps - tool.require(summary.get("first_step", 0), int, path, "first_step")
-    if report.phases or steps <= 0:
-        return
-    for name, times in tool.require(summary.get("phases", {}), dict, path, "phases").items():
-        tool.require(times, dict, path, name)
-        report.phases[name] = tuple(tool.field(times, key, float, path) / steps
-                                    for key in ("avg_seconds", "min_seconds", "max_seconds"))
+    phases = {name: tool.require(times, dict, path, name)
+              for name, times in tool.require(summary.get("phases", {}), dict, path, "phases").items()}
+    if phases and steps > 0:
+        report.phases = {name: tuple(tool.field(times, key, float, path) / steps
+                                     for key in ("avg_seconds", "min_seconds", "max_seconds"))
+                         for name, times in phases.items()}
 
 
 def read_report(run):
@@ -289,6 +290,7 @@ def figures_table(report):
         ["training", number(run.seconds, ",.2f", " s")],
         ["step, median", number(statistics.median(times) if times else math.nan, ",.1f", " ms")],
         ["tokens/s", number(report.tokens_per_second, ",.0f")],
+        ["time of 20 million tokens", number(report.figure("seconds_per_20m_tokens"), ",.1f", " s")],
         ["memory of a rank, at most", number(memory, ".2f", " GB", 1e-9)],
         ["slowest rank, above the mean", f"{report.slowest}, {number(report.excess, '+.1f', ' %', 100)}"
          if report.slowest is not None else "—"],

@@ -23,6 +23,13 @@ double tokens_per_second(const RunSummary& s) {
   return s.progress.train_seconds > 0 ? static_cast<double>(s.progress.tokens) / s.progress.train_seconds : 0;
 }
 
+/// By tokens_per_second(), as jobscripts/tools/benchmark.py has it too; empty where no step was made.
+std::optional<double> seconds_per_20m_tokens(const RunSummary& s) {
+  const double rate = tokens_per_second(s);
+  if (!(rate > 0)) return {};
+  return 20e6 / rate;
+}
+
 nlohmann::ordered_json gpu_json(const GpuRecord& gpu) {
   return {{"min_clock_mhz", gpu.least_clock},
           {"avg_clock_mhz", gpu.mean_clock},
@@ -105,6 +112,7 @@ std::string summary_json(const RunSummary& s) {
   json["final_val_loss"] = s.validation_loss ? nlohmann::ordered_json(*s.validation_loss) : nullptr;
   json["train_seconds"] = s.progress.train_seconds;
   json["tokens_per_second"] = tokens_per_second(s);
+  if (const auto seconds = seconds_per_20m_tokens(s)) json["seconds_per_20m_tokens"] = *seconds;
   if (s.mfu) json["mfu"] = *s.mfu;
   if (s.mfu_6nd) json["mfu_6nd"] = *s.mfu_6nd;
   if (s.peak_flops > 0) json["peak_flops"] = s.peak_flops;
@@ -182,6 +190,7 @@ std::string closing_lines(const RunSummary& s) {
                         100 * *s.mfu, 100 * *s.mfu_6nd, s.peak_flops * 1e-12);
   const auto merit = [&](const char* name, double value) { text += fmt::format("FOM {} {:.6g}\n", name, value); };
   merit("tokens_per_second", tokens_per_second(s));
+  if (const auto seconds = seconds_per_20m_tokens(s)) merit("seconds_per_20m_tokens", *seconds);
   if (s.mfu) merit("mfu", *s.mfu);
   if (s.mfu_6nd) merit("mfu_6nd", *s.mfu_6nd);
   for (const auto& [name, value] : energy_figures(s)) merit(name, value);

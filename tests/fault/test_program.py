@@ -17,8 +17,8 @@ HEAD = PADDED_VOCABULARY * WIDTH
 EMBEDDINGS = 2 * VOCABULARY * WIDTH  # elements of the token embedding and of one value embedding
 PARAMETERS = MATRICES + HEAD + EMBEDDINGS + LAYERS * (2 + 2) + LAYERS // 2  # mixes of each block, and skips
 OUTSIDE = ("validation", "checkpoint", "output", "other")  # phases that train_seconds holds in part or not at all
-MERITS = {"tokens_per_second", "train_seconds", "time_to_first_step_seconds", "peak_memory_bytes", "final_train_loss",
-          "final_val_loss"}
+MERITS = {"tokens_per_second", "seconds_per_20m_tokens", "train_seconds", "time_to_first_step_seconds",
+          "peak_memory_bytes", "final_train_loss", "final_val_loss"}
 ENERGY = ("energy_joules", "joules_per_step", "joules_per_token", "tokens_per_wh")
 BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20}
 

@@ -438,10 +438,12 @@ class SideBySide(BenchmarkTest):
     def test_growing_work_is_alike_on_any_number_of_ranks(self):
         first = self.write("a", kind="weak", ranks=8, sequences=8)
         second = self.write("b", "PASSED", {"node_efficiency": 0.9, "node_ranks": 8, "joules_per_token": 0.0005,
-                                            "seconds_per_20m_tokens": 12.5}, kind="weak", ranks=64, sequences=64)
+                                            "joules_per_step": 428.25, "seconds_per_20m_tokens": 12.5},
+                            kind="weak", ranks=64, sequences=64)
         code, output, error = self.end("compare.py", first, second)
         self.assertEqual((code, error), (0, ""))
-        for line in (r"time of 20 million tokens +— +12\.5 s", r"energy of a token +— +0\.5 mJ",
+        for line in (r"time of 20 million tokens +— +12\.5 s", r"energy of a step +— +428\.2 J",
+                     r"energy of a token +— +0\.5 mJ",
                      r"efficiency against one node +— +90\.0 % \(8 ranks\)", r"work +full, weak, 8 sequences of 49152 +full, "):
             self.assertRegex(output, line)
         _, _, error = self.end("compare.py", first, self.write("c", kind="weak", ranks=8, sequences=16))

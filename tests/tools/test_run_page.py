@@ -148,6 +148,17 @@ class Sources(RunPageTest):
         self.assertIn("The others wait for rank 1:", "\n".join(run_page.notes(report)))
         self.assertIn(["slowest rank, above the mean", "1, +11.1 %"], run_page.figures_table(report))
 
+    def test_phases_are_those_of_the_summary(self):
+        """It counts what comes after the last step too, of which the trace knows nothing."""
+        folder = write_run(Path("a"), LOSSES, summary={"ranks": 2, "phases": times(validation=0.4)})
+        self.write_trace(folder, slow=3.0)
+        report = self.read(folder)
+        self.assertEqual((self.said, report.slowest), ("", 1))
+        self.assertEqual(report.phases["data"], (0, 0, 0))
+        for found, expected in zip(report.phases["validation"], (0.4 / 30, 0.2 / 30, 0.8 / 30)):
+            self.assertAlmostEqual(found, expected, places=9)
+        self.assertEqual(self.broken(report), ["slowest rank above the mean", "validation, of the time"])
+
     def test_a_run_that_has_not_ended(self):
         """The trace says what ran where."""
         folder = write_run(Path("a"), LOSSES)
@@ -190,7 +201,7 @@ class Sources(RunPageTest):
                            ("gpus", [{"throttled": {"x": "1"}}]), ("gpus", [{"avg_clock_mhz": "fast"}]),
                            ("phases", []), ("phases", {"data": 3}),
                            ("phases", {"data": {"avg_seconds": 1}}), ("provenance", []), ("ranks", "1"),
-                           ("energy_joules", "1"), ("tokens_per_second", [])):
+                           ("energy_joules", "1"), ("seconds_per_20m_tokens", "1"), ("tokens_per_second", [])):
             (folder / "summary.json").write_text(json.dumps(merits | {key: value}))
             with self.subTest(key=key, value=value):
                 self.assert_refused("compare.py", folder, names=["a/summary.json: "])
@@ -200,12 +211,13 @@ class Output(RunPageTest):
     def test_page_and_terminal(self):
         folder = write_run(Path("<b>&c"), LOSSES, summary={
             "ranks": 4, "provenance": PROVENANCE, "phases": times(validation=1.0), "tokens_per_second": 10240.0,
-            "gpus": [gpu(), gpu(hw_slowdown=3)], "gpu_looks": 100, "mfu": 0.4567, "peak_device_memory_bytes": 17.1e9,
-            "time_to_first_step_seconds": 1.5})
+            "seconds_per_20m_tokens": 1953.125, "gpus": [gpu(), gpu(hw_slowdown=3)], "gpu_looks": 100, "mfu": 0.4567,
+            "peak_device_memory_bytes": 17.1e9, "time_to_first_step_seconds": 1.5})
         code, output, error = self.end("compare.py", folder, folder, "--target", 3.25, "-o", "page.html")
         self.assertEqual((code, error), (0, ""))
         self.assertTrue(output.endswith("\n\npage.html\n"))
-        for line in (r"validation loss +3\.00000", r"tokens/s +10,240", r"MFU, with attention +45\.7 %",
+        for line in (r"validation loss +3\.00000", r"tokens/s +10,240",
+                     r"time of 20 million tokens +1,953\.1 s", r"MFU, with attention +45\.7 %",
                      r"to 3\.25 +25\.0 steps, 2\.50 s, 25,600 tokens", r"validation +25\.0 % +33\.33 +16\.67 +66\.67",
                      r"Validation, of the time: 25\.0 %\. .*"):
             self.assertRegex(output, rf"(?m)^{line}$")

@@ -19,6 +19,7 @@ from support import ROOT, ToolTest, load, small_run
 from test_benchmark import FILE, SHARED_CORES
 
 import benchmark
+import busy
 import deadline
 
 FILES = ROOT / "benchmarks"
@@ -97,6 +98,7 @@ class Suites(ToolTest):
     def known(self):
         """The figures of merit that the output should name."""
         figures = {"ranks": 2, "loss": self.result["loss"]} | self.result["figures"]
+        figures["busy_machine"] = 1 if self.result["busy"] else None
         return {name: value for name, value in figures.items() if value is not None}
 
     def assert_figures(self, found):
@@ -109,7 +111,7 @@ class Suites(ToolTest):
         self.assertTrue(self.output.endswith("\n\nPASSED\n"), self.output)
         found = re.findall(r"^FOM (\w+) (\S+)$", self.output, re.MULTILINE)
         self.assert_figures({name: float(value) for name, value in found})
-        nothing = {"ranks": 1, "loss": None, "figures": {}}
+        nothing = {"ranks": 1, "loss": None, "figures": {}, "busy": ""}
         self.assertEqual(benchmark.merits(nothing), "FOM ranks 1")
 
     def test_reframe(self):
@@ -126,6 +128,20 @@ class Suites(ToolTest):
         self.addCleanup(setattr, self.reframe, "stdout", usual)
         self.assertFalse(self.reframe.loss_agrees_with_the_reference())
 
+    def test_a_busy_machine(self):
+        """ReFrame's report and JUBE's table show it."""
+        words = "a rank had a processor for 42 % of its steps' time and 4.8 threads wanted the 2 processors of this host"
+        (self.folder / "output").write_text(benchmark.merits(self.result | {"busy": words}) + "\n")
+        usual = self.reframe.stdout, self.reframe.perf_variables
+        self.addCleanup(lambda: vars(self.reframe).update(zip(("stdout", "perf_variables"), usual)))
+        self.reframe.stdout, self.reframe.perf_variables = str(self.folder / "output"), {}
+        self.reframe.find_figures()
+        self.assertEqual(self.reframe.perf_variables["busy_machine"], (1, "1"))
+        pattern = self.jube_patterns()["busy"]
+        self.assertEqual(re.findall(pattern, f"FOM ranks 1\n\nout\n\n{busy.sentence(words)}\n\nPASSED\n"), [words])
+        columns = (FILES / "jube" / "nanorun.yaml").read_text().partition("column: [")[2]
+        self.assertIn("busy", re.findall(r"\w+", columns))
+
     def jube_patterns(self):
         text = (FILES / "jube" / "nanorun.yaml").read_text()
         section = text.split("\npatternset:")[1].split("\nanalyser:")[0]
@@ -137,6 +153,7 @@ class Suites(ToolTest):
     def test_jube(self):
         found = {name: re.findall(pattern, self.output) for name, pattern in self.jube_patterns().items()}
         self.assertEqual(found.pop("verdict"), ["PASSED"])
+        self.assertEqual(found.pop("busy"), [self.result["busy"]] if self.result["busy"] else [])
         all_figures = {"loss"} | self.result["figures"].keys()
         self.assertLessEqual(found.keys(), all_figures)
         for name, values in found.items():

@@ -37,6 +37,20 @@ TEST(Summary, WarnsOfValidationsThatTakeMoreThanAThirdOfTheTime) {
   EXPECT_EQ(lines.substr(lines.rfind('\n') + 1), "warning: " + warning);
 }
 
+TEST(Summary, HasTheTimeOfAFixedNumberOfTokens) {
+  RunSummary summary{};
+  EXPECT_FALSE(json::parse(summary_json(summary)).contains("seconds_per_20m_tokens")) << "no step was made";
+  EXPECT_EQ(closing_lines(summary).find("20m"), std::string::npos);
+  summary.progress.tokens = 4'000'000;
+  summary.progress.train_seconds = 8;
+  EXPECT_EQ(json::parse(summary_json(summary))["seconds_per_20m_tokens"], 40) << "of all steps";
+  summary.run_tokens = 1'000'000;
+  summary.run_seconds = 4;
+  EXPECT_EQ(json::parse(summary_json(summary))["seconds_per_20m_tokens"], 80) << "of the steps of this start";
+  EXPECT_NE(closing_lines(summary).find("\nFOM tokens_per_second 250000\nFOM seconds_per_20m_tokens 80\n"),
+            std::string::npos);
+}
+
 TEST(Summary, HasTheUtilisationWhereItIsKnown) {
   RunSummary summary{};
   EXPECT_FALSE(json::parse(summary_json(summary)).contains("mfu"));
