@@ -152,6 +152,17 @@ class Cuda(Dependencies):
                       self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a-real",
                                  f"-DCMAKE_MODULE_PATH={self.modules_of_cmake_3_25()}"))
 
+    def test_90_without_the_a_is_warned_of(self):
+        """It configures, but without the kernels for Hopper."""
+        for names in ("90", "80;90-real", "90-virtual"):
+            said = " ".join(configure(CMAKE, SOURCE, self.build, "-DNANORUN_CUDA=ON",
+                                      f"-DCMAKE_CUDA_ARCHITECTURES={names}").split())
+            self.assertRegex(said, rf"CMake Warning .*CMAKE_CUDA_ARCHITECTURES={names}: 90 leaves the kernels for Hopper "
+                                   r"out.*: name 90a")
+        for names in ("90a", "90;90a", "80", "90a-real;90-virtual"):
+            self.assertNotIn("leaves the kernels for Hopper out", configure(
+                CMAKE, SOURCE, self.build, "-DNANORUN_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={names}"), names)
+
     def test_toolkits_before_12_4_are_refused(self):
         """A compiler that calls itself one of them."""
         old = self.build / "nvcc"
