@@ -52,14 +52,14 @@ class Jobs(unittest.TestCase):
             at = started[0].index("train")
             # It asks for GPUs, so that the build is one for them.
             self.assertEqual(started[0][at - 1], str(self.folder / "build" / "h100" / "bin" / "nanorun"))
-            dry_run(started[0][at:], 16)
+            dry_run(started[0][at:], 8)
             self.assertEqual([call for call in calls if call == again], [again] if code == 75 else [])
 
     def test_pbs(self):
-        self.check("PBS", ["mpirun", "-n", "16"], ["qsub", "train.pbs"])
+        self.check("PBS", ["mpirun", "-n", "8"], ["qsub", "train.pbs"])
 
     def test_flux(self):
-        self.check("flux", ["flux", "run", "--nodes=2", "--tasks-per-node=8"], ["flux", "batch", "train.flux"])
+        self.check("flux", ["flux", "run", "--nodes=2", "--tasks-per-node=4"], ["flux", "batch", "train.flux"])
 
 
 if __name__ == "__main__":
