@@ -80,6 +80,7 @@ def words_of(command):
     brackets are left out."""
     text = re.sub(r"(?<=\s)\[(--[^\]|]*)[^\]]*\]", r"\1", command)
     text = re.sub(r"(?<=\s)\[[^\]]*\]", "", text)
+    text = text.replace("$checkpoint", "checkpoint.h5")  # the variable of a page
     words = [word.removesuffix("...") for word in shlex.split(text, comments=True)]
     words = [PLACEHOLDERS.get(word, word) for word in words]
     return [re.sub(r"=([A-Z])$", lambda m: "=" + PLACEHOLDERS[m[1]], word) for word in words]
