@@ -5,8 +5,7 @@
 # ask_slurm PROGRAM: sets what the settings leave open. In jobs and outside: SLURM_MPI_TYPE, how srun starts the MPI of
 # the program. Outside jobs: SBATCH_PARTITION, if Slurm's default does not fit, SBATCH_GPUS_PER_NODE, if the program
 # computes on GPUs, as `PROGRAM info` says, and a line that says what holds. Where PROGRAM fails, what it said is shown.
-# Without Slurm nothing happens. A Slurm that
-# does not answer costs at most 20 seconds, a program as many.
+# Without Slurm nothing happens. A Slurm that does not answer costs at most 20 seconds, a program as many.
 ask_slurm() {
   command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
   local nanorun=$1 libraries offered about='' mpi_type=none on_gpus=0 partition='' is_default='' gpus=''

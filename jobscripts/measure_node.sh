@@ -93,9 +93,11 @@ find_programs() {
   done
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
-  said=$("$program" --version </dev/null 2>&1) || true
-  [[ $'\n'$said == *$'\n'"nanorun "* ]] ||
+  if [[ $("$program" --version </dev/null 2>/dev/null) != "nanorun "* ]]; then
+    said=$("$program" --version </dev/null 2>&1 >/dev/null) || true
+    said=${said##*$'\n'}
     die 2 "$program: not nanorun, or it cannot run here; name another one with --program${said:+; it says: $said}"
+  fi
   program=$(realpath -s -- "$program") data=$(realpath -- "$data")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3
