@@ -4,12 +4,12 @@
 
 # ask_slurm PROGRAM: sets what the settings leave open. In jobs and outside: SLURM_MPI_TYPE, how srun starts the MPI of
 # the program. Outside jobs: SBATCH_PARTITION, if Slurm's default does not fit, SBATCH_GPUS_PER_NODE, if the program
-# computes on GPUs, as `PROGRAM info` says, and a line that says what holds. Without Slurm nothing happens. A Slurm that
-# does not answer costs at most 20 seconds, a program as many.
+# computes on GPUs, as `PROGRAM info` says, and a line that says what holds. Where PROGRAM fails, what it said is shown.
+# Without Slurm nothing happens. A Slurm that does not answer costs at most 20 seconds, a program as many.
 ask_slurm() {
   command -v sinfo >/dev/null && command -v srun >/dev/null || return 0
   local nanorun=$1 libraries offered about='' mpi_type=none on_gpus=0 partition='' is_default='' gpus=''
-  local answer='' failed=0 with_gpus=''
+  local answer='' failed=0 with_gpus='' code=0 how='fails here'
   libraries=$(ldd "$nanorun" 2>/dev/null) || libraries='' # a container's program is a script
   if [[ -z ${SLURM_MPI_TYPE-} ]]; then
     offered=$(timeout 10 srun --mpi=list 2>&1) || offered=''
@@ -30,10 +30,15 @@ ask_slurm() {
   [[ ${SBATCH_GPUS_PER_NODE-} != "${chosen_gpus-}" ]] || unset SBATCH_GPUS_PER_NODE
   if [[ ! -x $nanorun ]]; then
     echo "site.sh: $nanorun: no such program; build it, or set NANORUN_BUILD" >&2
-  elif ! about=$(timeout 20 "$nanorun" info </dev/null 2>/dev/null); then
-    echo "site.sh: $nanorun info fails here, so jobs ask for no GPUs; SBATCH_GPUS_PER_NODE can" >&2
-  elif [[ $'\n'$about == *$'\n''cuda '* ]]; then
-    on_gpus=1
+  else
+    about=$(timeout 20 "$nanorun" info </dev/null 2>&1) || code=$?
+    if [[ $code != 0 ]]; then
+      [[ -z $about ]] || printf '%s\n' "$about" >&2
+      [[ $code != 124 ]] || how='does not end within 20 seconds'
+      echo "site.sh: $nanorun info $how, exit code $code, so jobs ask for no GPUs; SBATCH_GPUS_PER_NODE can" >&2
+    elif [[ $'\n'$about == *$'\n''cuda '* ]]; then
+      on_gpus=1
+    fi
   fi
   answer=$(timeout 10 sinfo --noheader ${SBATCH_PARTITION:+"--partition=$SBATCH_PARTITION"} --format='%a|%P|%G' 2>&1) ||
     failed=$?

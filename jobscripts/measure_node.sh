@@ -87,14 +87,17 @@ read_arguments() {
 }
 
 find_programs() {
-  local name
+  local name said
   for name in mpirun python3 timeout; do
     command -v "$name" >/dev/null || die 2 "$name is not on the PATH"
   done
   [[ -f $program && -x $program ]] || die 2 "$program: no such program; build it, or name it with --program"
   [[ -d $data ]] || die 2 "$data: no such directory; --data names the one with the token shards or .bin files"
-  [[ $("$program" --version </dev/null 2>/dev/null) == "nanorun "* ]] ||
-    die 2 "$program: not nanorun, or it cannot run here; name another one with --program"
+  if [[ $("$program" --version </dev/null 2>/dev/null) != "nanorun "* ]]; then
+    said=$("$program" --version </dev/null 2>&1 >/dev/null) || true
+    said=${said##*$'\n'}
+    die 2 "$program: not nanorun, or it cannot run here; name another one with --program${said:+; it says: $said}"
+  fi
   program=$(realpath -s -- "$program") data=$(realpath -- "$data")
   # The report of the studies needs modules that the table does without.
   python=$(find_python 2>/dev/null && printf %s "$python") || python=python3

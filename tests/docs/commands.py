@@ -80,6 +80,7 @@ def words_of(command):
     brackets are left out."""
     text = re.sub(r"(?<=\s)\[(--[^\]|]*)[^\]]*\]", r"\1", command)
     text = re.sub(r"(?<=\s)\[[^\]]*\]", "", text)
+    text = text.replace("$checkpoint", "checkpoint.h5")  # the variable of a page
     words = [word.removesuffix("...") for word in shlex.split(text, comments=True)]
     words = [PLACEHOLDERS.get(word, word) for word in words]
     return [re.sub(r"=([A-Z])$", lambda m: "=" + PLACEHOLDERS[m[1]], word) for word in words]
@@ -411,6 +412,8 @@ def check_of(word):
         return lambda words: (require_nanorun(words[0]), nanorun(words))
     if re.fullmatch(r"build/cpu/bin/test_\w+", word):
         return test_program
+    if re.fullmatch(r"[a-z]+=\$\(ls", word):  # the newest of some files
+        return words_from("-n")
     return CHECKS.get(word)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 
 def configure(cmake, source, build, *options):
-    """Configures without the tests; what is not given is as for a user who gives nothing."""
+    """Configures without the tests; what is not given is as for a user who gives nothing. Returns what CMake says."""
     command = [cmake, "-S", source, "-B", build, "-DNANORUN_TESTS=OFF", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
                "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON", "--no-warn-unused-cli", *options]
     job = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert job.returncode == 0, job.stdout
+    return job.stdout
 
 
 def commands(build):

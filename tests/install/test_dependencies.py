@@ -129,8 +129,9 @@ class Cuda(Dependencies):
         os.environ["CUDACXX"] = found
 
     def flags(self, *options):
-        """Of the kernels."""
-        configure(CMAKE, SOURCE, self.build, "-DNANORUN_CUDA=ON", *options)
+        """Of the kernels; self.said is what CMake says, on one line."""
+        said = configure(CMAKE, SOURCE, self.build, "-DNANORUN_CUDA=ON", *options)
+        self.said = " ".join(said.split())
         return " ".join({word for file, command in commands(self.build).items() if file.suffix == ".cu"
                          for word in command})
 
@@ -147,7 +148,11 @@ class Cuda(Dependencies):
         self.assertIn("arch=compute_90a,code=[compute_90a,sm_90a]", self.flags())
         self.assertIn("arch=compute_80,code=[compute_80]", self.flags())
         self.assertNotIn("compute_80", self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a"))
-        self.assertIn("arch=compute_86,code=[sm_86]", self.flags("-DCMAKE_CUDA_ARCHITECTURES=86-real;90a"))
+        self.assertIn("arch=compute_86,code=[sm_86]", self.flags("-DCMAKE_CUDA_ARCHITECTURES=86-real;90-virtual;90a"))
+        self.assertNotIn("kernels for Hopper", self.said)
+        self.assertNotIn("90a", self.flags("-DCMAKE_CUDA_ARCHITECTURES=80;90-real"))
+        self.assertRegex(self.said, r"CMake Warning .*CMAKE_CUDA_ARCHITECTURES=80;90-real: 90 leaves the kernels for Hopper "
+                                    r"out.*: name 90a")
         self.assertIn("arch=compute_90a,code=[sm_90a]",
                       self.flags("-DCMAKE_CUDA_ARCHITECTURES=90a-real",
                                  f"-DCMAKE_MODULE_PATH={self.modules_of_cmake_3_25()}"))

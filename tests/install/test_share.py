@@ -68,6 +68,22 @@ class Documents(installed.Installed):
         for path in paths:
             self.assertTrue((self.prefix / path).exists(), path)
 
+    def test_begin(self):
+        """Its commands make shards of one source to train and to validate on, which the training takes."""
+        readme = (self.documents / "README.md").read_text().replace("\\\n", " ")
+        commands = re.findall(r"^    (?:mpirun -n \d+ )?nanorun ((?:shard|train) .*)$", readme, re.MULTILINE)
+        with tempfile.TemporaryDirectory(prefix="nanorun-begin-") as folder:
+            for command in commands:
+                words = command.replace("PREFIX", str(self.prefix)).split()
+                dry = ["--dry-run", "--ranks", "2"] if words[0] == "train" else []
+                subprocess.run([self.prefix / "bin" / "nanorun", *words, *dry], cwd=folder, check=True,
+                               stdout=subprocess.DEVNULL)
+            named = dict(word.split("=") for word in words if word.startswith("data."))
+            sources = {re.search(rb"synthetic tokens, seed \d+, [0-9.]+", (Path(folder) / shard).read_bytes())[0]
+                       for shard in named.values()}
+        self.assertEqual((words[0], set(named), len(set(named.values())), len(sources)),
+                         ("train", {"data.train", "data.validation"}, 2, 1))
+
     def version(self):
         return self.run_program("--version").split()[1]
 
@@ -138,6 +154,17 @@ class Completion(installed.Installed):
         self.assertEqual(self.complete("nanorun train deck.toml "), keys)
         self.assertEqual(self.complete("nanorun train --ranks 8 deck.toml run.name=x train.st"), ["train.steps="])
         self.assertEqual(self.complete("nanorun train deck.toml stage.12.len"), ["stage.12.length="])
+
+    def test_keys_to_search_for(self):
+        """With their section and without; `nanorun keys` finds each."""
+        for word, expected in (("mu", "muon_lr"), ("rate muon_l", "muon_lr"), ("optimizer.mu", "optimizer.muon_lr"),
+                               ("stage.N.sh", "stage.N.share"), ("", "train.steps")):
+            found = self.complete(f"nanorun keys {word}")
+            self.assertIn(expected, found, word)
+            self.assertEqual(len(found), len(set(found)), word)
+            self.assertTrue(all(name.startswith(word.split()[-1] if word else "") for name in found), found)
+            self.assertIn(expected.rpartition(".")[2], self.run_program("keys", expected))
+        self.assertEqual(self.complete("nanorun keys no_key"), [])
 
     def test_values(self):
         self.assertEqual(self.complete("nanorun train deck.toml comm.gradients="), ["fp32", "bf16", "e5m2"])

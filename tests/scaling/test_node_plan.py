@@ -132,6 +132,7 @@ class NodePlan(MeasuredNode):
         shutil.copy("deck.toml", "copy")
         Path("broken.toml").write_text("[train\n")
         self.write_staged()
+        self.stub("broken", "#!/bin/sh\necho libmpi.so.40: no such file >&2; exit 127\n")
         wrong = [(["--minutes", 0], "--minutes must be a positive whole number"), (["--minutes", 8.5], "not \"8.5\""),
                  (["--steps", "4x"], "--steps must be"),
                  (["--gpus", 0], "--gpus must be"), (["--only", "windows,fast"], '--only: "fast" is none of the parts'),
@@ -144,6 +145,7 @@ class NodePlan(MeasuredNode):
                  (["train.steps=4"], "unknown argument train.steps=4; keys of decks follow after --"),
                  (["--program", "none"], "none: no such program"),
                  (["--program", "/bin/true"], "/bin/true: not nanorun"),
+                 (["--program", "bin/broken"], "name another one with --program; it says: libmpi.so.40: no such file\n"),
                  (["--only", "whole", "--", "model.widht=5"], "deck: override model.widht=5: unknown key model.widht"),
                  (["--only", "losses", "--", "model.widht=5"], "deck, --steps 40: override model.widht=5: unknown key"),
                  (["--only", "strong", "--", "window.last=x"], "deck, --steps 40: override window.last=x: "),

@@ -116,8 +116,22 @@ class AskSlurm(Script):
         line = line.replace("h100:8", "none")
         (self.stubs / "about").unlink()
         self.source()
-        self.assertEqual(self.said, f"site.sh: {self.program} info fails here, so jobs ask for no GPUs; "
+        self.assertEqual(self.said, f"site.sh: {self.program} info fails here, exit code 1, so jobs ask for no GPUs; "
                                     "SBATCH_GPUS_PER_NODE can\n" + line)
+        reason = "nanorun: nanorun.sif: no such image;\nbuild it\n"
+        self.write_stub(self.program, f"#!/bin/sh\nprintf '{reason}' >&2; exit 2\n")
+        self.source()
+        self.assertEqual(self.said, f"{reason}site.sh: {self.program} info fails here, exit code 2, so jobs ask for no GPUs; "
+                                    "SBATCH_GPUS_PER_NODE can\n" + line)
+        self.write_stub("timeout", f"#!/bin/sh\nshift\n[ $1 = {self.program} ] && exit 124\nexec \"$@\"\n")
+        self.source()
+        self.assertEqual(self.said, f"site.sh: {self.program} info does not end within 20 seconds, exit code 124, so jobs ask "
+                                    "for no GPUs; SBATCH_GPUS_PER_NODE can\n" + line)
+        (self.stubs / "timeout").unlink()
+        self.write_stub(self.program, "#!/bin/sh\necho a warning >&2\ncat \"$STUBS/about\"\n")
+        self.answer(about=CUDA)
+        self.source()
+        self.assertEqual(self.said, line.replace("none", "h100:8"))
         self.program.unlink()
         self.source()
         self.assertEqual(self.said, f"site.sh: {self.program}: no such program; build it, or set NANORUN_BUILD\n" + line)
