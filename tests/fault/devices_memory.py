@@ -23,6 +23,11 @@ def bytes_in_use():
 
 
 class Memory(FaultTest):
+    def setUp(self):
+        if not 0 <= bytes_in_use() <= IDLE_BYTES:
+            self.skipTest("no idle GPU")
+        super().setUp()
+
     def prepare(self, folder):
         shard = Job(folder, None, ["shard", "data", "--synthetic", "400000", "--seed", "1"])
         self.assertEqual(shard.wait(), 0, shard.text())
@@ -33,9 +38,6 @@ class Memory(FaultTest):
                 "stop.step=3", *overrides]
 
     def compare(self, deck, *overrides):
-        in_use = bytes_in_use()
-        if in_use < 0 or in_use > IDLE_BYTES:
-            self.skipTest("no idle GPU")
         command = self.command(deck, *overrides)
         plan = Job(self.folder, None, [*command, "--dry-run", "--json"])
         self.assertEqual(plan.wait(), 0, plan.text())
