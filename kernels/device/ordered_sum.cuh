@@ -22,6 +22,8 @@ class OrderedSum {
   /// Bytes for the partial sums of all blocks. The sums of groups of blocks take as much at most.
   static constexpr std::size_t partial_bytes = (ordered_sum_bytes - ticket_bytes) / 2;
 
+  static constexpr int max_groups = max_tickets - 1;  ///< of finish_groups()
+
   /// Throws std::logic_error without create_sums().
   explicit OrderedSum(Stream stream) : memory_(static_cast<std::byte*>(stream.sums)) {
     if (!memory_) throw std::logic_error("a sum over thread blocks on a stream without create_sums");
@@ -85,6 +87,15 @@ class OrderedSum {
     add_rows(partials<T>() + static_cast<std::size_t>(first) * count, members, count,
              [=](int i, const T& sum) { sums[i] = sum; });
     return last_of(0, groups) && add_rows(group_sums<T>(), groups, count, use);
+  }
+
+  /// As finish(), but each `members` consecutive blocks, of which the grid is a multiple, have sums of their own: the
+  /// last block of each group uses those of its group. At most max_groups.
+  template <class T, class Use>
+  __device__ bool finish_groups(int members, int count, const Use& use) const {
+    const int group = static_cast<int>(blockIdx.x) / members;
+    return last_of(1 + group, members) &&
+           add_rows(partials<T>() + static_cast<std::size_t>(group) * members * count, members, count, use);
   }
 
  private:

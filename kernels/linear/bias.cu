@@ -22,8 +22,9 @@ __global__ void __launch_bounds__(block_threads) add_bias_kernel(Mat<bf16> out, 
 __global__ void __launch_bounds__(block_threads, resident_per_sm)
     bias_backward_kernel(float* d_b, Mat<const bf16> d_out, OrderedSum total) {
   begin_after_previous();
-  add_column_sums(d_b, d_out.rows, d_out.cols, total,
-                  [&](int row, int col) { return load_floats<8>(d_out.row(row) + col); });
+  add_column_sums(
+      d_b, d_out.rows, d_out.cols, total, [&](int row, int col) { return load_vector<8>(d_out.row(row) + col); },
+      [](int, int, const Vector<bf16, 8>& x) { return to_floats(x); });
 }
 
 }  // namespace
@@ -42,13 +43,8 @@ void bias_backward(Stream stream, Vec<acc_t<T>> d_b, Mat<const T> d_out) {
   constexpr const char* op = "bias_backward";
   require_vectors(op, d_out);
   if (d_out.rows == 0) return;
-  // As wide as the vocabulary, few blocks would have room for their sums.
-  constexpr int most_cols = 8192;
-  for (int first = 0; first < d_out.cols; first += most_cols) {
-    const Mat<const bf16> part = d_out.col_block(first, std::min(most_cols, d_out.cols - first));
-    launch(op, stream, bias_backward_kernel, column_sum_blocks(op, part.rows, part.cols), block_threads, 0,
-           d_b.data() + first, part, OrderedSum(stream));
-  }
+  launch(op, stream, bias_backward_kernel, column_sum_blocks(op, d_out.rows, d_out.cols), block_threads, 0, d_b.data(),
+         d_out, OrderedSum(stream));
 }
 
 template void add_bias(Stream, Mat<bf16>, Vec<const float>);

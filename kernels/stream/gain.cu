@@ -26,10 +26,16 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     gain_backward_kernel(Mat<bf16> d_n, float* d_g, Mat<const bf16> d_out, Mat<const bf16> n, const float* g,
                          OrderedSum total) {
   begin_after_previous();
-  add_column_sums(d_g, d_out.rows, d_out.cols, total, [&](int row, int col) {
-    const Vector<float, 8> d = load_floats<8>(d_out.row(row) + col), x = load_floats<8>(n.row(row) + col);
+  struct Loaded {
+    Vector<bf16, 8> d, x;
+  };
+  const auto load = [&](int row, int col) -> Loaded {
+    return {load_vector<8>(d_out.row(row) + col), load_vector<8>(n.row(row) + col)};
+  };
+  add_column_sums(d_g, d_out.rows, d_out.cols, total, load, [&](int row, int col, const Loaded& at) {
+    const Vector<float, 8> d = to_floats(at.d);
     store_rounded(d_n.row(row) + col, product(d, load_vector<8>(g + col)));
-    return product(d, x);
+    return product(d, to_floats(at.x));
   });
 }
 
@@ -37,16 +43,21 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     gain_unfold_kernel(Mat<float> d_w, bool adds, float* d_g, Mat<const float> d_folded, Mat<const bf16> w,
                        const float* g, OrderedSum total) {
   begin_after_previous();
-  add_column_sums(d_g, w.rows, w.cols, total, [&](int row, int col) {
-    const Vector<float, 8> d = load_vector<8>(d_folded.row(row) + col);
-    Vector<float, 8> of_w = product(d, load_vector<8>(g + col));
-    if (adds) {
-      const Vector<float, 8> before = load_vector<8>(d_w.row(row) + col);
+  struct Loaded {
+    Vector<float, 8> d, before;
+    Vector<bf16, 8> w;
+  };
+  const auto load = [&](int row, int col) {
+    Loaded at{load_vector<8>(d_folded.row(row) + col), {}, load_vector<8>(w.row(row) + col)};
+    if (adds) at.before = load_vector<8>(d_w.row(row) + col);
+    return at;
+  };
+  add_column_sums(d_g, w.rows, w.cols, total, load, [&](int row, int col, const Loaded& at) {
+    Vector<float, 8> of_w = product(at.d, load_vector<8>(g + col));
 #pragma unroll
-      for (int k = 0; k < 8; ++k) of_w.v[k] += before.v[k];
-    }
+    for (int k = 0; k < 8; ++k) of_w.v[k] += at.before.v[k];
     store_vector(d_w.row(row) + col, of_w);
-    return product(d, load_floats<8>(w.row(row) + col));
+    return product(at.d, to_floats(at.w));
   });
 }
 

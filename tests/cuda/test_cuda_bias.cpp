@@ -29,6 +29,9 @@ TEST(CudaBias, MatchesPortable) {
   compare(300, 1600);
   compare(4096, 3072);
   compare(64, 16384);
+  compare(300, 50304);
+  compare(16384, 1600);
+  compare(5000, 6400);
 }
 
 TEST(CudaBias, GradientIsTheSameEachTime) {
