@@ -1,14 +1,14 @@
-// Symmetric GEMM x yᵀ in squares of 256 x 256 on or above the diagonal, for many matrices; the scheme is CUTLASS's
-// cooperative kernel on Hopper, but for its epilogue.
-// - A cluster of two thread blocks computes a square, a block 128 of its rows. The blocks share y by TMA multicast, so
-//   that a square reads 128 operations' worth of operands per byte from L2, twice as many as tiles of 128 do.
-// - Clusters are persistent: each goes through the squares with a fixed stride. In a block a producer thread loads
+// Symmetric GEMM x yᵀ of many matrices, in squares of 256 x 256 on or above the diagonal. The scheme is CUTLASS's
+// cooperative kernel on Hopper, but for the epilogue.
+// - A cluster of two thread blocks computes a square, a block 128 of its rows. The blocks share y by TMA multicast: a
+//   square takes 128 operations for each byte of L2, a tile of 128 x 128 takes 64.
+// - Clusters are persistent, and go through the squares with a fixed stride. In a block a producer thread loads
 //   k-tiles, also of the next square, and two consumer warpgroups compute 64 rows each by wgmma of 256 columns.
-// - The epilogue leaves the results rounded in registers. While the next square is multiplied, a consumer stages them
-//   panel by panel with their mirror image for the TMA store: stores spread over the whole time, and none is waited
-//   for.
-// - Of a square on the diagonal the second block computes the right half alone. That saves energy, of which tensor
-//   cores at work have too little, though no time of the cluster.
+// - The epilogue leaves the rounded result in registers. While the next square is multiplied, a consumer stages it
+//   panel by panel, with the mirror images, for the TMA store. So stores spread over the whole time, and nothing waits
+//   for them.
+// - Of a square on the diagonal the second block computes the right half alone. The cluster takes as long, but less
+//   power, which limits the clock.
 
 #include <algorithm>
 #include <limits>
@@ -45,7 +45,7 @@ struct Square : TilePosition {
   __device__ int block_col(int block) const { return col + (right_half(block) ? tile_side : 0); }
 };
 
-/// Calls body(index) for all squares of this block's cluster.
+/// Calls body(square) for all squares of this block's cluster.
 template <class Body>
 __device__ __forceinline__ void for_squares(const Problem& p, const Body& body) {
   const int squares = p.matrices * triangle_tiles(p.n, square_side);

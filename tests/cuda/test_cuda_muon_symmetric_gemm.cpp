@@ -153,7 +153,7 @@ TEST(CudaMuonSymmetricGemm, ComputesSquares) {
 TEST(CudaMuonSymmetricGemm, ComputesSquaresOfManyColumns) {
   SKIP_WITHOUT_DEVICE();
   check<bf16>({43, 512, 8192}, 1, 0);
-  check<fp16>({43, 512, 4096}, 0.5f, 2);
+  check<fp16>({43, 512, 2048}, 0.5f, 2);
 }
 
 /// alpha x x + beta x of symmetric x, which one memory holds.
@@ -222,10 +222,11 @@ TEST(CudaMuonSymmetricGemm, MultipliesMatricesThatCommute) {
   for (const Case& c : cases) check_product<bf16>(c, 1, 0);
   for (const Case& c : cases) check_product<fp16>(c, 0.5f, 0);
   for (const Case& c : cases) check_product<fp16>(c, 0.5f, 4.0429f);
-  for (const Case& c : {Case{43, 512, 512}, Case{13, 1024, 1024}, Case{5, 2048, 2048}}) {
+  for (const Case& c : {Case{43, 512, 512}, Case{13, 1024, 1024}}) {
     check_product<bf16>(c, 1, 0);
     check_product<fp16>(c, 0.5f, 4.0429f);
   }
+  check_product<fp16>({5, 2048, 2048}, 0.5f, 4.0429f);
 }
 
 TEST(CudaMuonSymmetricGemm, RepeatsBitByBit) {
