@@ -9,6 +9,7 @@
 //   for them.
 // - Of a square on the diagonal the second block computes the right half alone. The cluster takes as long, but less
 //   power, which limits the clock.
+// - The second consumer is a k-tile behind the first, so that one rounds its sums while the other multiplies.
 
 #include <algorithm>
 #include <limits>
@@ -24,6 +25,7 @@ constexpr int square_side = 256, cluster = 2, consumers = 2, stages = 4;
 constexpr int block_rows = square_side / cluster, panels = square_side / panel_side;
 static_assert(block_rows == tile_side && block_rows == consumers * consumer_rows && panel_side == consumer_rows);
 constexpr int threads = (1 + consumers) * warpgroup_size;
+constexpr int turn = 1, own = 2;  // named barriers; `own` + consumer is each consumer's
 constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct alignas(1024) Shared {
@@ -122,10 +124,18 @@ struct Consumer {
   PipelineState<stages> at;
 
   __device__ int warp() const { return thread / 32; }
-  __device__ void sync() const { named_barrier_sync(1 + index, warpgroup_size); }
+  __device__ void sync() const { named_barrier_sync(own + index, warpgroup_size); }
   /// Lets both blocks load to a stage.
   __device__ void release(int stage) const {
     if (thread < cluster) mbarrier_arrive_cluster(s.empty[stage], thread);
+  }
+  /// Consumer 1 begins a square when consumer 0 has done its first k-tile. This one is ahead by less than the stages,
+  /// and so never by two turns.
+  __device__ void wait_turn() const {
+    if (index == 1) named_barrier_sync(turn, consumers * warpgroup_size);
+  }
+  __device__ void give_turn() const {
+    if (index == 0) named_barrier_arrive(turn, consumers * warpgroup_size);
   }
   __device__ int stage_before() const { return (at.stage + stages - 1) % stages; }
 
@@ -171,6 +181,7 @@ struct Consumer {
   __device__ __forceinline__ void sum(GemmFragment (&sums)[2], const Square& square, const Result& result) {
     const bool one_factor = square.one_factor(p);
     int k = 0;
+    wait_turn();
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
 #pragma unroll 1
@@ -180,6 +191,7 @@ struct Consumer {
         multiply<T, right_half>(sums, x + column_bytes(consumer_rows) * index, s.y[at.stage], k > 0);
         wgmma_wait<1>();
         if (k > 0) release(stage_before());
+        if (k == 1) give_turn();
       }
       store_panel(result, panel);
     }
