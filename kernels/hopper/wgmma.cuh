@@ -59,10 +59,10 @@ using Accumulator = float[cols / 2];
 template <int cols>
 using RegisterOperand = std::uint32_t[cols / 4];
 
-#define NANORUN_D8(i)                                                                                         \
+#define NANORUN_D8(d, i)                                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define NANORUN_D32(i) NANORUN_D8(i), NANORUN_D8(i + 8), NANORUN_D8(i + 16), NANORUN_D8(i + 24)
+#define NANORUN_D32(d, i) NANORUN_D8(d, i), NANORUN_D8(d, i + 8), NANORUN_D8(d, i + 16), NANORUN_D8(d, i + 24)
 #define NANORUN_R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NANORUN_R32                                                                                                \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
@@ -72,6 +72,12 @@ using RegisterOperand = std::uint32_t[cols / 4];
   NANORUN_R32                                                                                                        \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NANORUN_R128                                                                                                 \
+  NANORUN_R64                                                                                                        \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85"   \
+  ", %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106" \
+  ", %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
+  "%125, %126, %127"
 
 /// d [64, 32] (+)= a [64, 16] b [16, 32], both operands in shared memory.
 template <Major major_a, Major major_b>
@@ -79,7 +85,7 @@ __device__ __forceinline__ void wgmma(Accumulator<32>& d, std::uint64_t a, std::
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NANORUN_R16 "}, %16, %17, p, 1, 1, %19, %20;\n}\n"
-      : NANORUN_D8(0), NANORUN_D8(8)
+      : NANORUN_D8(d, 0), NANORUN_D8(d, 8)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
         "n"(static_cast<int>(major_b)));
 }
@@ -90,7 +96,7 @@ __device__ __forceinline__ void wgmma(Accumulator<64>& d, std::uint64_t a, std::
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"
-      : NANORUN_D32(0)
+      : NANORUN_D32(d, 0)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),
         "n"(static_cast<int>(major_b)));
 }
@@ -99,7 +105,7 @@ __device__ __forceinline__ void wgmma(Accumulator<64>& d, std::uint64_t a, std::
   asm volatile(                                                                                                       \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                                    \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." operands " {" NANORUN_R64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n" \
-      : NANORUN_D32(0), NANORUN_D32(32)                                                                               \
+      : NANORUN_D32(d, 0), NANORUN_D32(d, 32)                                                                         \
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),                            \
         "n"(static_cast<int>(major_b)))
 
@@ -115,11 +121,32 @@ __device__ __forceinline__ void wgmma(Accumulator<128>& d, std::uint64_t a, std:
 }
 #undef NANORUN_WGMMA_128
 
+#define NANORUN_WGMMA_256(operands)                                                              \
+  asm volatile(                                                                                  \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                              \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." operands " {" NANORUN_R128                  \
+      "}, %128, %129, p, 1, 1, %131, %132;\n}\n"                                                 \
+      : NANORUN_D32(d[0], 0), NANORUN_D32(d[0], 32), NANORUN_D32(d[1], 0), NANORUN_D32(d[1], 32) \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(major_a)),       \
+        "n"(static_cast<int>(major_b)))
+
+/// d [64, 256] (+)= a [64, 16] b [16, 256], as above; d[1] has the columns from 128 on.
+template <Major major_a, Major major_b, class T>
+__device__ __forceinline__ void wgmma(Accumulator<128> (&d)[2], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, fp16>);
+  if constexpr (std::is_same_v<T, bf16>) {
+    NANORUN_WGMMA_256("bf16.bf16");
+  } else {
+    NANORUN_WGMMA_256("f16.f16");
+  }
+}
+#undef NANORUN_WGMMA_256
+
 #define NANORUN_WGMMA_FP8(operands)                                                                         \
   asm volatile(                                                                                             \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                          \
       "wgmma.mma_async.sync.aligned.m64n128k32.f32." operands " {" NANORUN_R64 "}, %64, %65, p, 1, 1;\n}\n" \
-      : NANORUN_D32(0), NANORUN_D32(32)                                                                     \
+      : NANORUN_D32(d, 0), NANORUN_D32(d, 32)                                                               \
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 
 /// d [64, 128] (+)= a [64, 32] b [32, 128], a of A = e4m3 or e5m2 and b of e4m3, both K-major in shared memory. The sum
@@ -142,7 +169,7 @@ __device__ __forceinline__ void wgmma(Accumulator<64>& d, const std::uint32_t* a
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NANORUN_R32
       "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
-      : NANORUN_D32(0)
+      : NANORUN_D32(d, 0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
         "n"(static_cast<int>(major_b)));
 }
@@ -154,7 +181,7 @@ __device__ __forceinline__ void wgmma(Accumulator<128>& d, const std::uint32_t* 
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NANORUN_R64
       "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-      : NANORUN_D32(0), NANORUN_D32(32)
+      : NANORUN_D32(d, 0), NANORUN_D32(d, 32)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
         "n"(static_cast<int>(major_b)));
 }
@@ -164,7 +191,7 @@ __device__ __forceinline__ void wgmma(Accumulator<128>& d, const std::uint32_t* 
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                             \
       "wgmma.mma_async.sync.aligned.m64n128k32.f32." operands " {" NANORUN_R64 \
       "}, {%64, %65, %66, %67}, %68, p, 1, 1;\n}\n"                            \
-      : NANORUN_D32(0), NANORUN_D32(32)                                        \
+      : NANORUN_D32(d, 0), NANORUN_D32(d, 32)                                  \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
 
 /// d [64, 128] (+)= a [64, 32] b [32, 128], a in registers and b K-major in shared memory, with sums as above. A and B
@@ -184,6 +211,7 @@ __device__ __forceinline__ void wgmma_fp8(Accumulator<128>& d, const std::uint32
 }
 #undef NANORUN_WGMMA_FP8
 
+#undef NANORUN_R128
 #undef NANORUN_R64
 #undef NANORUN_R32
 #undef NANORUN_R16

@@ -30,19 +30,21 @@ struct Shape {
   int n, k;
   bool x_is_y;
 
-  __host__ __device__ int tiles() const { return n / tile_side; }  // along a side
-  __host__ __device__ int count() const { return tiles() * (tiles() + 1) / 2; }
+  __host__ __device__ int count() const { return triangle_tiles(n, tile_side); }
 };
 
-/// Origin of this block's tile in its matrix, and the first row of that matrix in the batch.
+/// Origin of a tile in its matrix, and the first row of that matrix in the batch.
 struct TilePosition {
   int row, col, matrix;
 
-  __device__ explicit TilePosition(const Shape& p) : row(0), matrix(static_cast<int>(blockIdx.x) / p.count() * p.n) {
-    int index = static_cast<int>(blockIdx.x) % p.count();
-    for (; index >= p.tiles() - row; ++row) index -= p.tiles() - row;
-    col = (row + index) * tile_side;
-    row *= tile_side;
+  /// The tile `index` of the batch, by rows of each matrix.
+  __device__ TilePosition(const Shape& p, int index, int side = tile_side) : row(0) {
+    const int tiles = p.n / side, count = triangle_tiles(p.n, side);
+    matrix = index / count * p.n;
+    index %= count;
+    for (; index >= tiles - row; ++row) index -= tiles - row;
+    col = (row + index) * side;
+    row *= side;
   }
   __device__ bool diagonal() const { return row == col; }
   /// Whether the same rows of one matrix are both factors.
@@ -73,6 +75,21 @@ __device__ __forceinline__ void mirror_block(std::uint32_t (&pairs)[4]) {
   pairs[1] = transposed(pairs[2]);
 }
 
+/// A thread's pairs of a 16 x 16 block, of its eight sums of it; `pairs` has the addend's where there is one.
+template <class T>
+__device__ __forceinline__ void sum_block(std::uint32_t (&pairs)[4], const Shape& p, const float* sums) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float low = p.alpha * sums[2 * k], high = p.alpha * sums[2 * k + 1];
+    if (p.beta != 0) {
+      const float2 addend = unpack_pair<T>(pairs[k]);
+      low += p.beta * addend.x;
+      high += p.beta * addend.y;
+    }
+    pairs[k] = pack_pair<T>(low, high);
+  }
+}
+
 /// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image: below
 /// the diagonal of a tile that is `mirrored`, else in `mirror`. `Stores` stores 16 x 16 blocks, as they are and turned.
 template <class T, class Stores>
@@ -85,16 +102,7 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
     const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);
     std::uint32_t pairs[4];
     if (p.beta != 0) ldmatrix(pairs, at);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      float low = p.alpha * accumulator[8 * i + 2 * k], high = p.alpha * accumulator[8 * i + 2 * k + 1];
-      if (p.beta != 0) {
-        const float2 addend = unpack_pair<T>(pairs[k]);
-        low += p.beta * addend.x;
-        high += p.beta * addend.y;
-      }
-      pairs[k] = pack_pair<T>(low, high);
-    }
+    sum_block<T>(pairs, p, accumulator + 8 * i);
     if (mirrored && i == warp) mirror_block(pairs);
     Stores::direct(direct[i / 4], 16 * warp, i % 4 * 2, pairs);
     if (mirrored && i == warp) continue;

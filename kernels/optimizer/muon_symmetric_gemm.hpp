@@ -9,6 +9,19 @@ namespace nanorun::kernels::cuda {
 /// Whether the GEMMs below compute one triangle of out [n, n] from factors [n, k]; elsewhere they are gemm().
 constexpr bool computes_triangle(int n, int k) { return n % 128 == 0 && k % 64 == 0; }
 
+/// Tiles of this side on or above the diagonal of [n, n].
+constexpr int triangle_tiles(int n, int side) { return n / side * (n / side + 1) / 2; }
+
+/// Whether Hopper computes `count` matrices in squares of 256 rather than in tiles of 128. A pair of SMs computes a
+/// square, each SM two tiles. A square reads half the bytes from L2, which bind tiles, and so takes at most 4/5 of the
+/// time of four tiles. But squares cover more beyond the triangle, and all pairs take the time of the one with the most
+/// squares; that has two at least, since nothing hides its first loads and last stores.
+constexpr bool computes_squares(int n, int k, int count, int sm_count) {
+  if (n % 256 != 0 || k < 256) return false;
+  const int pairs = sm_count / 2, rounds = (count * triangle_tiles(n, 256) + pairs - 1) / pairs;
+  return rounds >= 2 && 4 * (4 * rounds * pairs) <= 5 * count * triangle_tiles(n, 128);
+}
+
 /// out = alpha x xᵀ + beta addend (BLAS: syrk). The addend is symmetric, and not read where beta is 0.
 /// Shapes: x [n, k]; addend, out [n, n]; options.count of each, contiguous. out overlaps neither x nor addend.
 /// With computes_triangle(n, k) out is exactly symmetric. Throws as gemm().

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm)
   extern __shared__ __align__(128) std::byte memory[];
   auto& s = *reinterpret_cast<Shared*>(memory);
   begin_after_previous();
-  const TilePosition tile(p);
+  const TilePosition tile(p, blockIdx.x);
   const int row = tile.matrix + tile.row, col = tile.matrix + tile.col;
   GemmFragment sums[warp_parts];
   mainloop<T, Major::k>(sums, s.ring, stages, p.x, p.y, row, col, p.k / tile_k);

@@ -1,13 +1,11 @@
-// Symmetric GEMM x yᵀ: computes the tiles of out on or above the diagonal, and writes each with its mirror image. A
-// thread block computes one 128 x 128 tile: a producer warp loads k-tiles of x and y by TMA, and two consumer
-// warpgroups compute 64 rows each by wgmma. The addend's tile is loaded as a last k-tile, and the stages then hold the
-// result for the TMA store. Two thread blocks share an SM, so that one's mainloop overlaps the other's prologue and
-// epilogue; a launch of no more blocks than SMs uses six stages instead of three.
+// Symmetric GEMM x yᵀ in tiles, for small problems; muon_symmetric_gemm_squares_sm90.cu has that of larger ones. A
+// thread block computes one 128 x 128 tile on or above the diagonal, and writes it with its mirror image: a producer
+// warp loads k-tiles of x and y by TMA, and two consumer warpgroups compute 64 rows each by wgmma. The addend's tile is
+// loaded as a last k-tile, and the stages then hold the result for the TMA store. Two thread blocks share an SM, so
+// that one's mainloop overlaps the other's prologue and epilogue; a launch of no more blocks than SMs uses six stages
+// instead of three.
 
-#include "kernels/hopper/sm90.cuh"
-#include "kernels/hopper/tensor_map.cuh"
-#include "kernels/hopper/wgmma.cuh"
-#include "kernels/optimizer/muon_symmetric_gemm.cuh"
+#include "kernels/optimizer/muon_symmetric_gemm_sm90.cuh"
 
 namespace nanorun::kernels::cuda::hopper {
 namespace {
@@ -15,8 +13,6 @@ namespace {
 using namespace sm90;
 using namespace symmetric;
 
-constexpr int tile_k = 64, consumer_rows = 64;
-static_assert(computes_triangle(tile_side, tile_k));
 constexpr int consumers = tile_side / consumer_rows;
 constexpr int consumer_threads = consumers * warpgroup_size;
 constexpr int threads = consumer_threads + 32;
@@ -28,11 +24,6 @@ struct alignas(1024) Shared {
   /// The rows of x for the tile's rows and those of y for its columns. Addend and out: the left half and the right.
   Columns k_tile[stages][2];
   Mbarrier full[stages], empty[stages];
-};
-
-struct Problem : Shape {
-  CUtensorMap x, y, addend, out;
-  int k_tiles;
 };
 
 /// Producer, one thread.
@@ -56,23 +47,6 @@ __device__ void produce(Shared<stages>& s, const Problem& p, const TilePosition&
     }
   }
 }
-
-/// Address of this lane's row of a 16 x 16 block for stmatrix_transposed().
-__device__ __forceinline__ std::uint32_t transposed_block_at(const std::byte* columns, int row, int chunk) {
-  const int lane = threadIdx.x % 32;
-  return shared_address(columns) + swizzled(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
-}
-
-struct Stores {
-  static __device__ __forceinline__ void direct(const std::byte* columns, int row, int chunk,
-                                                const std::uint32_t (&pairs)[4]) {
-    stmatrix(block_at(columns, row, chunk), pairs);
-  }
-  static __device__ __forceinline__ void turned(const std::byte* columns, int row, int chunk,
-                                                const std::uint32_t (&pairs)[4]) {
-    stmatrix_transposed(transposed_block_at(columns, row, chunk), pairs);
-  }
-};
 
 /// Consumer, a warpgroup: mainloop and epilogue on its rows of the tile.
 template <class T, int stages>
@@ -135,7 +109,7 @@ __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(
     fence_mbarrier_init();
   }
   __syncthreads();
-  const TilePosition tile(p);
+  const TilePosition tile(p, blockIdx.x);
   begin_after_previous();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / warpgroup_size, 0);
   if (warpgroup < consumers) {
@@ -146,13 +120,13 @@ __global__ void __launch_bounds__(threads, blocks_per_sm) symmetric_gemm_kernel(
 }
 
 template <class T, int blocks_per_sm>
-void launch_gemm(Stream stream, const Problem& p, int count) {
+void launch_tiles(Stream stream, const Problem& p) {
   constexpr int shared_bytes = sizeof(Shared<stages_of(blocks_per_sm)>);
   static_assert(blocks_per_sm * (shared_bytes + 1024) <= 228 * 1024);
   const auto kernel = symmetric_gemm_kernel<T, blocks_per_sm>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute");
-  cuda::launch("symmetric_gemm", stream, kernel, count * p.count(), threads, shared_bytes, p);
+  cuda::launch("symmetric_gemm", stream, kernel, p.matrices * p.count(), threads, shared_bytes, p);
 }
 
 /// Map of `count` matrices, one below the other. TMA moves elements of 16 bits, whatever their format is.
@@ -179,10 +153,13 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   p.k = x.cols;
   p.k_tiles = x.cols / tile_k;
   p.x_is_y = x.data == y.data;
-  if (count * p.count() > sm_count()) {
-    launch_gemm<T, 2>(stream, p, count);
+  p.matrices = count;
+  if (computes_squares(p.n, p.k, count, sm_count())) {
+    launch_squares<T>(stream, p);
+  } else if (count * p.count() > sm_count()) {
+    launch_tiles<T, 2>(stream, p);
   } else {
-    launch_gemm<T, 1>(stream, p, count);
+    launch_tiles<T, 1>(stream, p);
   }
 }
 

@@ -311,20 +311,21 @@ void polar_factor(benchmark::State& state, const PolarIteration& iteration, int 
 
 enum class Addend : bool { no, yes };
 
-/// GEMMs of `count` [width, cols] with their transposes, by the symmetric kernel or in full; the rate is the latter's.
-void symmetric_gemm(benchmark::State& state, bool own, int count, int cols, Addend with) {
-  const std::size_t square = std::size_t{width} * width;
-  const Values<bf16> x(count * std::size_t{width} * cols), addend(count * square), out(count * square);
+/// GEMMs of `count` x [rows, cols] with their transposes, by the symmetric kernel or in full; the rate is the latter's.
+template <class T>
+void symmetric_gemm(benchmark::State& state, bool own, int count, int rows, int cols, Addend with) {
+  const std::size_t square = std::size_t{1} * rows * rows;
+  const Values<T> x(std::size_t{1} * count * rows * cols), addend(count * square), out(count * square);
   const cuda::GemmOptions options{.alpha = 2, .beta = with == Addend::yes ? -4.0f : 0.0f, .count = count};
-  const Mat<const bf16> x_in = x.mat(width, cols), addend_in = addend.mat(width, width);
+  const Mat<const T> x_in = x.mat(rows, cols), addend_in = addend.mat(rows, rows);
   measure(
       state, 2.0 * count * square * cols, 0,
       [&] {
         if (own) {
-          cuda::symmetric_gemm(stream, options, x_in, addend_in, out.mat(width, width));
+          cuda::symmetric_gemm(stream, options, x_in, addend_in, out.mat(rows, rows));
         } else {
-          cuda::gemm<bf16, bf16, bf16>(stream, options, cuda::Op::none, x_in, cuda::Op::transpose, x_in, addend_in,
-                                       out.mat(width, width));
+          cuda::gemm<T, T, T>(stream, options, cuda::Op::none, x_in, cuda::Op::transpose, x_in, addend_in,
+                              out.mat(rows, rows));
         }
       },
       20);
@@ -389,7 +390,18 @@ void add_polar_factor(const char* name, const PolarIteration& iteration, int cou
 void add_symmetric_gemm(bool own, int count, int cols, Addend with) {
   add(std::string(own ? "symmetric_gemm/" : "full_gemm/") + std::to_string(count) + "x" + std::to_string(cols) +
           (with == Addend::yes ? "/add" : ""),
-      [=](benchmark::State& state) { symmetric_gemm(state, own, count, cols, with); });
+      [=](benchmark::State& state) { symmetric_gemm<bf16>(state, own, count, width, cols, with); });
+}
+
+/// Of larger models: fp16 where the Gram iteration takes them.
+template <class T>
+void add_large_symmetric_gemm(int count, int rows, int cols, Addend with) {
+  for (const bool own : {false, true}) {
+    add(std::string(own ? "symmetric_gemm/" : "full_gemm/") + (std::is_same_v<T, fp16> ? "fp16/" : "bf16/") +
+            std::to_string(count) + "x" + std::to_string(rows) + "x" + std::to_string(cols) +
+            (with == Addend::yes ? "/add" : ""),
+        [=](benchmark::State& state) { symmetric_gemm<T>(state, own, count, rows, cols, with); });
+  }
 }
 
 void add_symmetric_product(int count, int n) {
@@ -442,8 +454,12 @@ void add_all() {
     add_polar_factor("polar_express", polar_express_iteration, 48, columns, 4 * columns);
     add_polar_factor("polar_express", polar_express_iteration, 96, columns, columns);
     add_symmetric_product(48, columns);
+    add_large_symmetric_gemm<bf16>(96, columns, columns, Addend::no);
+    add_large_symmetric_gemm<bf16>(96, columns, columns, Addend::yes);
+    add_large_symmetric_gemm<fp16>(48, columns, columns, Addend::no);
+    add_large_symmetric_gemm<fp16>(48, columns, 4 * columns, Addend::no);
   }
-  add_symmetric_product(22, width);
+  for (const int count : {20, 22}) add_symmetric_product(count, width);
   for (const bool own : {false, true}) {
     for (const int count : {44, 24, 11, 6, 3}) {
       add_symmetric_gemm(own, count, width, Addend::no);

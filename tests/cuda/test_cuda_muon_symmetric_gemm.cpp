@@ -16,10 +16,16 @@ struct Case {
   int count, n, k;
 };
 
-/// Few tiles and more than SMs; fewer k-tiles than stages and more; the last three run cuBLASLt.
-constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128}, {11, 128, 192}, {1, 256, 768},  {3, 384, 512},
-                          {11, 768, 768}, {24, 768, 64}, {1, 768, 768},  {2, 768, 3072}, {3, 1024, 320},
-                          {2, 64, 64},    {3, 136, 200}, {1, 128, 72}};
+/// Few tiles and more than SMs; fewer k-tiles than stages and more; many squares, but of few k-tiles or on the diagonal
+/// alone; the last three run cuBLASLt.
+constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128},   {11, 128, 192}, {1, 256, 768},  {3, 384, 512},
+                          {11, 768, 768}, {24, 768, 64},   {1, 768, 768},  {2, 768, 3072}, {3, 1024, 320},
+                          {22, 768, 128}, {140, 256, 256}, {2, 64, 64},    {3, 136, 200},  {1, 128, 72}};
+
+/// In squares of 256: rounds that are whole and that leave some pairs of SMs without work; as many k-tiles as panels
+/// and stages, and numbers that are no multiple of these.
+constexpr Case square_cases[] = {{44, 512, 256}, {43, 512, 320},  {22, 768, 768},
+                                 {33, 768, 448}, {13, 1024, 576}, {5, 2048, 256}};
 
 std::string name_of(const Case& c) {
   return std::to_string(c.count) + " of " + std::to_string(c.n) + "x" + std::to_string(c.k);
@@ -126,6 +132,58 @@ TEST(CudaMuonSymmetricGemm, AddsASymmetricMatrix) {
   for (const Case& c : cases) check<fp16>(c, 2.0315f, -4.775f);
 }
 
+/// The two kernels of Hopper: where there are enough squares for two rounds of the pairs of SMs of an H100.
+TEST(CudaMuonSymmetricGemm, ChoosesSquaresForManyMatrices) {
+  constexpr int sm_count = 132;
+  for (const Case& c : square_cases) EXPECT_TRUE(computes_squares(c.n, c.k, c.count, sm_count)) << name_of(c);
+  for (const Case& c : cases) EXPECT_FALSE(computes_squares(c.n, c.k, c.count, sm_count)) << name_of(c);
+  for (const int n : {1024, 1536, 2048}) {
+    EXPECT_TRUE(computes_squares(n, n, 96, sm_count)) << n;
+    EXPECT_TRUE(computes_squares(n, 4 * n, 48, sm_count)) << n;
+    EXPECT_FALSE(computes_squares(n + 128, n, 96, sm_count)) << n + 128;
+  }
+}
+
+TEST(CudaMuonSymmetricGemm, ComputesSquares) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Case& c : square_cases) check<bf16>(c, 2.0315f, -4.775f);
+  for (const Case& c : square_cases) check<fp16>(c, 1, 0);
+}
+
+TEST(CudaMuonSymmetricGemm, ComputesSquaresOfManyColumns) {
+  SKIP_WITHOUT_DEVICE();
+  check<bf16>({43, 512, 8192}, 1, 0);
+  check<fp16>({43, 512, 2048}, 0.5f, 2);
+}
+
+/// alpha x x + beta x of symmetric x, which one memory holds.
+template <class T>
+void check_polynomial(const Case& c, float alpha, float beta) {
+  SCOPED_TRACE(name_of(c));
+  const test::BlasStream stream;
+  const std::size_t square = static_cast<std::size_t>(c.n) * c.n;
+  const Matrices<T> x = symmetric_matrices<T>(c, 3);
+  const test::DeviceVector<T> out(x.host.size());  // begins as NaN
+  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), x.mat(),
+                 Mat<T>(out.data(), c.n, c.n));
+  test::Vector<float> expected(x.host.size());
+  for (int i = 0; i < c.count; ++i) {
+    portable::linear_forward<float>({}, {expected.data() + i * square, c.n, c.n}, x.host_mat(i), x.host_mat(i));
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = alpha * expected[i] + beta * x.host[i];
+  const test::Vector<float> got = host_values(out);
+  expect_near<T>(got, expected, 1e-5 * c.n);
+  expect_symmetric(got, c.n);
+}
+
+TEST(CudaMuonSymmetricGemm, AddsTheFactor) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Case& c : {Case{3, 384, 384}, Case{11, 768, 768}, Case{22, 768, 768}, Case{13, 1024, 1024}}) {
+    check_polynomial<bf16>(c, 2.0315f, -4.775f);
+    check_polynomial<fp16>(c, 2.0315f, -4.775f);
+  }
+}
+
 /// (alpha x + beta I) y with y = x x / n + x. This commutes with x but for its rounding to T.
 template <class T>
 void check_product(const Case& c, float alpha, float beta) {
@@ -164,19 +222,25 @@ TEST(CudaMuonSymmetricGemm, MultipliesMatricesThatCommute) {
   for (const Case& c : cases) check_product<bf16>(c, 1, 0);
   for (const Case& c : cases) check_product<fp16>(c, 0.5f, 0);
   for (const Case& c : cases) check_product<fp16>(c, 0.5f, 4.0429f);
+  for (const Case& c : {Case{43, 512, 512}, Case{13, 1024, 1024}}) {
+    check_product<bf16>(c, 1, 0);
+    check_product<fp16>(c, 0.5f, 4.0429f);
+  }
+  check_product<fp16>({5, 2048, 2048}, 0.5f, 4.0429f);
 }
 
 TEST(CudaMuonSymmetricGemm, RepeatsBitByBit) {
   SKIP_WITHOUT_DEVICE();
-  const Case c{11, 768, 768};
-  const test::BlasStream stream;
-  const Matrices<fp16> x = symmetric_matrices<fp16>(c, 3);
-  const auto run = [&] {
-    const test::DeviceVector<fp16> out(x.host.size());
-    symmetric_product(stream, {.beta = 1, .count = c.count}, x.mat(), x.mat(), Mat<fp16>(out.data(), c.n, c.n));
-    return host_values(out);
-  };
-  EXPECT_EQ(run(), run());
+  for (const Case& c : {Case{11, 768, 768}, Case{43, 512, 512}}) {
+    const test::BlasStream stream;
+    const Matrices<fp16> x = symmetric_matrices<fp16>(c, 3);
+    const auto run = [&] {
+      const test::DeviceVector<fp16> out(x.host.size());
+      symmetric_product(stream, {.beta = 1, .count = c.count}, x.mat(), x.mat(), Mat<fp16>(out.data(), c.n, c.n));
+      return host_values(out);
+    };
+    EXPECT_EQ(run(), run()) << name_of(c);
+  }
 }
 
 }  // namespace
