@@ -26,9 +26,10 @@ struct Tolerance {
   double scalar_norm = norm;  ///< tolerance of the norms of learned scalars
 };
 
-/// The fp8 head rounds to so few bits that a last-bit difference moves values to a neighbouring code: the reference
-/// in fp32 and in double differ from each other by 1.5e-4 in the losses and 9e-4 in the norms. Twice that is allowed.
-constexpr Tolerance fp8_tolerance{3e-4, 1.8e-3};
+/// The FP8 head rounds to so few bits that a last-bit difference moves values to a neighbouring code: from eight starts
+/// that differ by 1e-7 the reference itself, in fp32, is up to 2.2e-4 from the golden losses and 1.9e-3 from the final
+/// norms. Twice that is allowed.
+constexpr Tolerance fp8_tolerance{4.4e-4, 3.8e-3};
 
 /// Activations and weights of 8 significant bits against the reference's 24. The gradients of learned scalars are sums
 /// over all elements of a tensor, in which far larger terms cancel, and Adam moves them by its learning rate whatever

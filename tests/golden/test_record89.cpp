@@ -165,10 +165,12 @@ Config after_wide_config() {
 }
 
 /// With products in FP8. While the weights are those of the reference up to fp32, few values lie so near the middle of
-/// two 8-bit values that they round to the other one. Updates then carry these steps of up to 1/8 into all weights, and
-/// these into further roundings.
+/// two 8-bit values that they round to the other one; where one does, the gradients of scalars, most of which cancel,
+/// show it. Updates then carry these steps of up to 1/8 into all weights, and these into further roundings. From six
+/// starts that differ by 1e-7 the reference itself, in fp32, is up to 1.8e-3 from the golden losses of blocks_fp8, and
+/// up to 2.2e-3 and 7.6e-3 from the first gradients and final norms of scalars. About twice that is allowed.
 struct Fp8Tolerance {
-  double loss[3] = {1e-7, 5e-6, 2e-3};  ///< in steps 0, 1 and later
+  double loss[3] = {1e-7, 1.2e-5, 4e-3};  ///< in steps 0, 1 and later
   NormTolerance gradient{5e-3}, final{2e-2};
   double floor = 1e-3;  ///< of gradients: errors of smaller ones are relative to it
 };
@@ -412,12 +414,16 @@ TEST(Record89, BlocksWithFp8InBothPasses) {
   Config fixed = blocks_config(), delayed = fixed, zero = fixed;
   fixed.fp8 = {fixed_fp8_mlp, fixed_fp8_qkv};
   zero.fp8.mlp = fixed_fp8_mlp;
-  // With QKV in e4m3 too, norms of scalars' gradients in the reference in fp32 are up to 5.6e-3 from those in double in
-  // step 0, and final norms up to 9e-2.
-  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive, {.gradient = {5e-3, 1.1e-2}, .final = {2e-2, 5e-2}});
-  compare_fp8("record89_blocks_fp8_zero", zero, Start::with_zeros);
+  // As in Fp8Tolerance: with QKV in e4m3 too, losses of step 1 and later ones 2.1e-5 and 6.7e-3, gradients of scalars
+  // 3.3e-2, final norms of scalars 3.5e-2, and with the kernels Prescott of OpenBLAS 9e-2 here; with outputs that start
+  // at zero, final norms of tensors 1.9e-2; with delayed scales, later losses 6.0e-3, gradients and final norms of
+  // scalars 1.6e-2 and 2.6e-2.
+  compare_fp8("record89_blocks_fp8_fixed", fixed, Start::alive,
+              {.loss = {1e-7, 4.2e-5, 1.4e-2}, .gradient = {5e-3, 6.6e-2}, .final = {2e-2, 0.18}});
+  compare_fp8("record89_blocks_fp8_zero", zero, Start::with_zeros, {.final = {3.8e-2}});
   delayed.fp8.mlp = delayed_fp8_mlp;
-  compare_fp8("record89_blocks_fp8_delayed", delayed, Start::alive);
+  compare_fp8("record89_blocks_fp8_delayed", delayed, Start::alive,
+              {.loss = {1e-7, 1.2e-5, 1.2e-2}, .gradient = {5e-3, 3.2e-2}, .final = {2e-2, 5.2e-2}});
 }
 /// On CUDA devices too. With more hidden units more lie near the middle of two 8-bit values: from five starts that
 /// differ by 1e-7 the reference itself, in fp32, is up to 4.4e-6 and 2.0e-5 from the golden losses of steps 0 and 1,
