@@ -114,7 +114,8 @@ def same_start(data):
     for record, variant, commits, step in (("89", "", ("04874eb",), 500), ("89", "MLP in bf16", ("2ac19e8",), 500),
                                            ("89", WITHOUT, ("04874eb",), 375), ("89", WITHOUT, ("04874eb",), 500),
                                            ("89", WITHOUT, ("836766d", "2cb08cf"), 500),
-                                           ("89", READ_ONCE, ("06f8f4d",), 500), ("349", "", ("9aee27c",), 500)):
+                                           ("89", READ_ONCE, ("06f8f4d",), 500),
+                                           ("349", "", ("9aee27c", "1f6abbc"), 500)):
         script = losses_by_parameters(runs, "PyTorch", record, variant, ("",), step)
         nanorun = losses_by_parameters(runs, "nanorun", record, variant, commits, step)
         both = [name for name in nanorun if name in script]
