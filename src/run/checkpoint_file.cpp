@@ -10,6 +10,7 @@
 #include "src/comm/shared_files.hpp"
 #include "src/config/config_keys.hpp"
 #include "src/optimizer/update_rule.hpp"
+#include "src/run/agreement.hpp"
 #include "src/run/checkpoint_layout.hpp"
 #include "src/run/checkpoint_rows.hpp"
 #include "src/storage/h5.hpp"
@@ -74,7 +75,7 @@ Sums write_rows(Comm& comm, const std::string& path, const CheckpointHeader& hea
   Sums sums;
   if (hints.empty() && comm.ranks_of_node() == comm.size()) {
     const PlacedSlabs rows = place_rows(comm, path, header, slabs);
-    comm.together([&] { sums = write_rows(rows, by_threads); });
+    comm.together([&] { by_name(comm, [&] { sums = write_rows(rows, by_threads); }); });
     return sums;
   }
   for (const Slab<float>& slab : slabs) {
