@@ -1,7 +1,5 @@
 #include "src/run/checkpoint_rows.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "src/base/files.hpp"
+#include "src/base/output_file.hpp"
 #include "src/base/threads.hpp"
 #include "src/run/checkpoint_layout.hpp"
 #include "src/storage/h5.hpp"
@@ -53,11 +52,6 @@ std::vector<std::uint64_t> move_pieces(const PlacedSlabs& rows, const Spread& sp
     sums[piece.slab] += h5::checksum<float>(values, first);
   });
   return {sums.begin(), sums.end()};
-}
-
-/// Lets the system begin to bring what was written to disk, so that the flush finds less to do. Only a hint.
-void begin_flush(const Descriptor& file, std::uint64_t byte, std::size_t bytes) {
-  ::sync_file_range(file.get(), static_cast<off_t>(byte), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
 }  // namespace
