@@ -129,7 +129,8 @@ void reserve_space(const std::string& path, std::uint64_t bytes, ExitCode code) 
 
 void truncate_file(const std::string& path, std::uint64_t bytes, ExitCode code) {
   const Descriptor file = open_regular(path, O_RDWR | O_NOFOLLOW, code);
-  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail_by_system(code, path, "cannot be shortened", errno);
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
+    fail_by_system(code, path, "cannot be given its size", errno);
 }
 
 void sync_to_disk(const std::string& path, ExitCode code) {

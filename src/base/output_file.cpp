@@ -12,6 +12,10 @@
 
 namespace nanorun {
 
+void begin_flush(const Descriptor& file, std::uint64_t offset, std::uint64_t bytes) {
+  ::sync_file_range(file.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
 namespace {
 
 /// Throws unless nothing is there, or a regular file that `force` gives up.

@@ -10,6 +10,9 @@
 
 namespace nanorun {
 
+/// Lets the system begin to bring to disk what was written there, so that a flush finds less to do. Only a hint.
+void begin_flush(const Descriptor& file, std::uint64_t offset, std::uint64_t bytes);
+
 /// The path at which a file is written until it is complete.
 inline std::string partial_of(const std::string& path) { return path + ".partial"; }
 

@@ -1,9 +1,9 @@
 #include "src/run/checkpoint_background.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
-#include <span>
+#include <functional>
+#include <utility>
 
 #include "kernels/ops.hpp"
 #include "src/base/files.hpp"
@@ -15,83 +15,48 @@ namespace nanorun {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the values of a checkpoint are little-endian");
-
 constexpr ExitCode code = ExitCode::checkpoint;
-
-constexpr std::size_t piece = 1 << 22;  // elements that one call writes or reads
 
 }  // namespace
 
 BackgroundCheckpoint::BackgroundCheckpoint(Comm& comm, std::string path, CheckpointHeader header,
                                            std::vector<Slab<float>> slabs)
-    : comm_(comm),
-      path_(std::move(path)),
-      header_(std::move(header)),
-      slabs_(std::move(slabs)),
-      first_bytes_(slabs_.size()) {
-  header_.tensors = slabs_.size();
+    : comm_(comm), header_(std::move(header)) {
+  header_.tensors = slabs.size();
   header_.version = checkpoint_version;
-  if constexpr (ops::on_host) keep_copies();
+  if constexpr (ops::on_host) keep_copies(slabs);
   try {
     comm_.together([&] {
-      if (!comm_.root()) return;
-      lay_out(path_, header_, slabs_);
-      first_bytes_ = first_bytes(path_, header_, slabs_);
+      if (comm_.root()) lay_out(path, header_, slabs);
     });
+    rows_ = place_rows(comm_, path, header_, std::move(slabs));
   } catch (const Error&) {
-    if (comm_.root()) quietly([&] { remove_file(path_, code); });
+    if (comm_.root()) quietly([&] { remove_file(path, code); });
     throw;
   }
-  comm_.broadcast(std::as_writable_bytes(std::span(first_bytes_)));
   // Where no thread can be started, finish() does the work.
   sums_ = std::async(std::launch::async | std::launch::deferred, [this] { return write_own_rows(); });
 }
 
-void BackgroundCheckpoint::keep_copies() {
-  for (Slab<float>& slab : slabs_) {
+void BackgroundCheckpoint::keep_copies(std::vector<Slab<float>>& slabs) {
+  for (Slab<float>& slab : slabs) {
     copies_.emplace_back(slab.data.begin(), slab.data.end());
     slab.data = copies_.back();
   }
 }
 
-/// Returns the checksums of the rank's rows of each tensor.
+/// Returns the checksums of the rank's rows of each tensor. One thread does all, since the ranks train.
 std::vector<std::uint64_t> BackgroundCheckpoint::write_own_rows() {
-  const Descriptor file = open_to_change(path_, code);
-  std::vector<std::uint64_t> sums;
-  for (std::size_t i = 0; i < slabs_.size(); ++i) {
-    write_rows(file, i);
-    sums.push_back(h5::checksum<float>(slabs_[i].data, slabs_[i].first_row * slabs_[i].cols));
-  }
-  sync_to_disk(path_, code);
-  std::vector<float> buffer(piece);
-  for (std::size_t i = 0; i < slabs_.size(); ++i) {
-    if (checksum_on_disk(file, i, buffer) == sums[i]) continue;
-    throw Error(code, fmt::format("{}: {}: what was written is not what is read back", path_, slabs_[i].dataset));
-  }
-  return sums;
-}
-
-void BackgroundCheckpoint::write_rows(const Descriptor& file, std::size_t slab) {
-  const std::span<const float> data = slabs_[slab].data;
-  const std::uint64_t first = first_bytes_[slab] + slabs_[slab].first_row * slabs_[slab].cols * sizeof(float);
-  for (std::size_t at = 0; at < data.size(); at += piece, ++calls_) {
-    const std::span<const float> part = data.subspan(at, std::min(piece, data.size() - at));
-    write_at(file, path_, first + at * sizeof(float), std::as_bytes(part), code);
-  }
-}
-
-std::uint64_t BackgroundCheckpoint::checksum_on_disk(const Descriptor& file, std::size_t slab,
-                                                     std::span<float> buffer) {
-  const std::size_t size = slabs_[slab].data.size();
-  const std::uint64_t first = slabs_[slab].first_row * slabs_[slab].cols;
-  std::uint64_t sum = 0;
-  for (std::size_t at = 0; at < size; at += buffer.size(), ++calls_) {
-    const std::span<float> part = buffer.first(std::min(buffer.size(), size - at));
-    read_at(file, path_, first_bytes_[slab] + (first + at) * sizeof(float), std::as_writable_bytes(part), code);
-    sum += h5::checksum<float>(part, first + at);
-  }
-  return sum;
+  const Spread alone = [this](std::size_t count, const std::function<void(std::size_t)>& move) {
+    for (std::size_t i = 0; i < count; ++i, ++calls_) move(i);
+  };
+  const std::vector<std::uint64_t> sums = write_rows(rows_, alone);
+  sync_to_disk(rows_.path, code);
+  const std::vector<std::uint64_t> read = read_rows({rows_.path, without_data(rows_.slabs), rows_.first_bytes}, alone);
+  const auto [differs, _] = std::ranges::mismatch(sums, read);
+  if (differs == sums.end()) return sums;
+  throw Error(code, fmt::format("{}: {}: what was written is not what is read back", rows_.path,
+                                rows_.slabs[differs - sums.begin()].dataset));
 }
 
 bool BackgroundCheckpoint::done() const {
@@ -109,18 +74,18 @@ void BackgroundCheckpoint::wait() {
 }
 
 void BackgroundCheckpoint::finish() {
-  std::vector<std::uint64_t> sums(slabs_.size());
+  std::vector<std::uint64_t> sums(rows_.slabs.size());
   try {
     wait();
     comm_.together([&] { by_name(comm_, [&] { sums = sums_.get(); }); });
     comm_.all_reduce(std::span(sums), Reduce::sum);
     comm_.together([&] {
       if (!comm_.root()) return;
-      store_checksums(path_, header_, slabs_, sums);
-      sync_to_disk(path_, code);
+      store_checksums(rows_.path, header_, rows_.slabs, sums);
+      sync_to_disk(rows_.path, code);
     });
   } catch (const Error&) {
-    if (comm_.root()) quietly([&] { remove_file(path_, code); });
+    if (comm_.root()) quietly([&] { remove_file(rows_.path, code); });
     throw;
   }
 }

@@ -5,14 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <future>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "src/base/open_file.hpp"
 #include "src/base/slab.hpp"
 #include "src/comm/comm.hpp"
 #include "src/run/checkpoint_header.hpp"
+#include "src/run/checkpoint_rows.hpp"
 
 namespace nanorun {
 
@@ -25,7 +24,7 @@ class BackgroundCheckpoint {
   /// Waits for this rank's thread.
   ~BackgroundCheckpoint() = default;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return rows_.path; }
   long step() const { return header_.progress.step; }
 
   /// Whether this rank's rows are on disk, or cannot be written.
@@ -36,18 +35,14 @@ class BackgroundCheckpoint {
   void finish();
 
  private:
-  void keep_copies();
+  void keep_copies(std::vector<Slab<float>>& slabs);
   std::vector<std::uint64_t> write_own_rows();
-  void write_rows(const Descriptor& file, std::size_t slab);
-  std::uint64_t checksum_on_disk(const Descriptor& file, std::size_t slab, std::span<float> buffer);
   void wait();
 
   Comm& comm_;
-  const std::string path_;
   CheckpointHeader header_;
-  std::vector<Slab<float>> slabs_;
+  PlacedSlabs rows_;
   std::vector<std::vector<float>> copies_;        ///< the slabs' data, where ops work on host memory
-  std::vector<std::uint64_t> first_bytes_;        ///< of the tensors in the file
   std::atomic<std::uint64_t> calls_ = 0;          ///< of the system that the thread has made
   std::future<std::vector<std::uint64_t>> sums_;  ///< of the rank's rows; last member, so that the thread ends first
 };

@@ -3,16 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <set>
 
 #include "src/base/files.hpp"
-#include "src/base/threads.hpp"
 #include "src/comm/shared_files.hpp"
 #include "src/config/config_keys.hpp"
 #include "src/optimizer/update_rule.hpp"
+#include "src/run/agreement.hpp"
 #include "src/run/checkpoint_layout.hpp"
+#include "src/run/checkpoint_rows.hpp"
 #include "src/storage/h5.hpp"
 
 namespace nanorun {
@@ -37,8 +37,9 @@ using Sums = std::vector<std::uint64_t>;
 
 h5::File open(const std::string& path) { return h5::File::open(path, MPI_COMM_NULL, ExitCode::checkpoint); }
 
-/// Collective.
-void write_rows(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs, const MpiHints& hints) {
+/// Collective. By MPI-IO, which keeps apart what several nodes write into one page.
+void write_rows_by_mpi(Comm& comm, const std::string& path, std::uint64_t version, const Slabs& slabs,
+                       const MpiHints& hints) {
   h5::File file = h5::File::open_append(path, shared_files(comm, "write of a checkpoint", hints), ExitCode::checkpoint);
   // A rank whose write fails goes on, since the others wait for it in the writes that follow.
   std::exception_ptr failure;
@@ -67,40 +68,21 @@ std::uint64_t first_byte_of(const h5::File& file, const std::string& object, con
       fmt::format("{}: {}: lies behind the end of the file; the file is damaged", file.path(), object));
 }
 
-/// Reads the slab's rows by several threads, past HDF5, and returns their checksum. The tensor's values begin at
-/// `first_byte`. They go to slab.data; if it is empty, they only pass through buffers.
-std::uint64_t read_rows(const Descriptor& file, const std::string& path, std::uint64_t first_byte,
-                        const Slab<float>& slab) {
-  constexpr std::size_t least = 1 << 18, most = 1 << 22;  // elements of a thread, and of one read
-  const std::uint64_t first = slab.first_row * slab.cols;
-  std::atomic<std::uint64_t> sum = 0;
-  in_parts(slab.row_count * slab.cols, least, [&](std::size_t begin, std::size_t end) {
-    std::vector<float> buffer(slab.data.empty() ? std::min(most, end - begin) : 0);
-    for (std::size_t at = begin; at < end; at += most) {
-      const std::size_t count = std::min(most, end - at);
-      const std::span<float> into = slab.data.empty() ? std::span(buffer).first(count) : slab.data.subspan(at, count);
-      read_at(file, path, first_byte + (first + at) * sizeof(float), std::as_writable_bytes(into),
-              ExitCode::checkpoint);
-      sum += h5::checksum<float>(into, first + at);
-    }
-  });
-  return sum;
-}
-
-/// Collective. Checksums of the whole tensors in memory.
-Sums memory_checksums(Comm& comm, const Slabs& slabs) {
+/// Collective. Returns the checksums of this rank's rows in memory. Ranks of one node share the pages of the file that
+/// the system keeps, so that each may write on its own.
+Sums write_rows(Comm& comm, const std::string& path, const CheckpointHeader& header, const Slabs& slabs,
+                const MpiHints& hints) {
   Sums sums;
+  if (hints.empty() && comm.ranks_of_node() == comm.size()) {
+    const PlacedSlabs rows = place_rows(comm, path, header, slabs);
+    comm.together([&] { by_name(comm, [&] { sums = write_rows(rows, by_threads); }); });
+    return sums;
+  }
   for (const Slab<float>& slab : slabs) {
     sums.push_back(h5::checksum_by_threads(slab.data, slab.first_row * slab.cols));
   }
-  comm.all_reduce(std::span(sums), Reduce::sum);
+  comm.together([&] { write_rows_by_mpi(comm, path, header.version, slabs, hints); });
   return sums;
-}
-
-/// Slabs of the same rows without memory: reading them only verifies the file.
-Slabs without_data(Slabs slabs) {
-  for (Slab<float>& slab : slabs) slab.data = {};
-  return slabs;
 }
 
 /// The file's contents are at fault: whoever has changed what no checkpoint has may have changed the rest.
@@ -200,14 +182,15 @@ void write_checkpoint(Comm& comm, const std::string& path, CheckpointHeader head
                       const MpiHints& hints) {
   header.tensors = slabs.size();
   header.version = checkpoint_version;
-  const Sums sums = memory_checksums(comm, slabs);
   try {
     comm.together([&] {
-      if (!comm.root()) return;
-      lay_out(path, header, slabs);
-      store_checksums(path, header, slabs, sums);
+      if (comm.root()) lay_out(path, header, slabs);
     });
-    comm.together([&] { write_rows(comm, path, header.version, slabs, hints); });
+    Sums sums = write_rows(comm, path, header, slabs, hints);
+    comm.all_reduce(std::span(sums), Reduce::sum);
+    comm.together([&] {
+      if (comm.root()) store_checksums(path, header, slabs, sums);
+    });
     comm.together([&] { sync_to_disk(path, ExitCode::checkpoint); });
     read_tensors(comm, path, header, without_data(slabs));
   } catch (const Error&) {
@@ -241,13 +224,13 @@ void read_tensors(Comm& comm, const std::string& path, const CheckpointHeader& h
   Sums sums, stored;
   comm.together([&] {
     const h5::File file = open(path);
-    const Descriptor values = open_to_read(path, ExitCode::checkpoint);
+    PlacedSlabs rows{path, slabs, {}};
     for (const Slab<float>& slab : slabs) {
       const std::string object = path_in_file(slab.dataset, header.version);
       if (comm.root()) stored.push_back(file.read_integer_attribute(object, "checksum"));
-      const std::uint64_t first_byte = slab.row_count == 0 ? 0 : first_byte_of(file, object, slab);
-      sums.push_back(read_rows(values, path, first_byte, slab));
+      rows.first_bytes.push_back(slab.row_count == 0 ? 0 : first_byte_of(file, object, slab));
     }
+    sums = read_rows(rows, by_threads);
   });
   comm.all_reduce(std::span(sums), Reduce::sum);
   comm.together([&] {

@@ -28,14 +28,19 @@ std::string numbered_group(const std::string& group, const std::string& name) {
   return fmt::format("{}/{}{}-{}", group, name.substr(0, begin), first, first + numbers - 1);
 }
 
+std::uint64_t bytes_of_values(const Slabs& slabs) {
+  std::uint64_t bytes = 0;
+  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float);
+  return bytes;
+}
+
 }  // namespace
 
 std::uint64_t checkpoint_bytes(const CheckpointHeader& header, const Slabs& slabs) {
   std::uint64_t bytes = 65536 + header.provenance.size() + header.earlier_decks.size() + header.deck.size() +
                         header.shards.size() +
                         (header.progress.mlp_maxima.size() + header.progress.fp8_maxima.size()) * sizeof(double);
-  for (const Slab<float>& slab : slabs) bytes += slab.total_rows * slab.cols * sizeof(float) + 4096;
-  return bytes;
+  return bytes + slabs.size() * 4096 + bytes_of_values(slabs);
 }
 
 std::string path_in_file(const std::string& dataset, std::uint64_t version) {
@@ -52,11 +57,13 @@ std::uint64_t bound_checksum(std::uint64_t sum, const Slab<float>& slab, const C
          h5::checksum(fmt::format("{} {} {} {}\n", slab.dataset, slab.total_rows, slab.cols, header.progress.step));
 }
 
-/// The space is taken first, since HDF5 cannot give up in order a file that it fails to write, and again for the
-/// finished file, so that the ranks find room for the values.
+/// HDF5 cannot give up in order a file that it fails to write. So the file shows first that it can have its size and
+/// space for all but the values. Where it lies in memory, space costs time, so that room for the values comes last.
 void lay_out(const std::string& path, const CheckpointHeader& header, const Slabs& slabs) {
   create_file(path, ExitCode::checkpoint);
-  reserve_space(path, checkpoint_bytes(header, slabs), ExitCode::checkpoint);
+  const std::uint64_t bytes = checkpoint_bytes(header, slabs);
+  truncate_file(path, bytes, ExitCode::checkpoint);
+  reserve_space(path, bytes - bytes_of_values(slabs), ExitCode::checkpoint);
   h5::File file = h5::File::create(path, MPI_COMM_NULL, ExitCode::checkpoint);
   write_header(file, header);
   for (const Slab<float>& slab : slabs) {

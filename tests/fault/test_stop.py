@@ -278,7 +278,7 @@ class Stop(LostRanks, FaultTest):
 
     def test_rank_that_fails_alone_in_a_checkpoint_ends_the_job(self):
         """Open MPI does not return from the call in which the ranks open the file."""
-        job, pids = self.start_faulty("share", f"comm.timeout_seconds={self.timeout}")
+        job, pids = self.start_faulty("share", f"comm.timeout_seconds={self.timeout}", 'checkpoint.mpi_hints="cb_nodes=1"')
         (self.run_folder() / "stop").touch()
         self.assert_named(job, pids, "all ranks are alive and have entered it, .*, or a rank has failed in it")
         self.assertIn("write of a checkpoint at step", job.text())

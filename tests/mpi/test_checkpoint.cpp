@@ -239,7 +239,9 @@ TEST(Checkpoint, WhatWouldKeepItFromBeingWrittenIsFoundBefore) {
     return checkpoint_error_of(
         [&] { run.checkpoints(folder / name).probe({.after = 0, .last = 100}, run.optimizer.slabs()); });
   };
+  run.config.checkpoint.mpi_hints = "cb_nodes=1";
   EXPECT_TRUE(contains(refusal(std::string(230, 'd')), "too long for the path of a file that ranks share"));
+  run.config.checkpoint.mpi_hints = "";
   on_root([&] { write_file(folder / "file", ""); });
   EXPECT_TRUE(contains(refusal("file"), "Not a directory"));
   {
