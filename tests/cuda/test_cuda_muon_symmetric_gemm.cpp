@@ -99,16 +99,10 @@ void expect_symmetric(const test::Vector<float>& got, std::size_t n) {
       for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
 }
 
+/// out is alpha x xᵀ + beta addend, and exactly symmetric.
 template <class T>
-void check(const Case& c, float alpha, float beta) {
-  SCOPED_TRACE(name_of(c) + ", beta " + std::to_string(beta));
-  const test::BlasStream stream;
-  const Matrices<T> x = random_matrices<T>(c, 3), addend = symmetric_matrices<T>(c, 5);
-  const test::DeviceVector<T> out(addend.host.size());  // begins as NaN
-  const Mat<const T> addend_in(beta != 0 ? addend.device.data() : nullptr, c.n, c.n);
-  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), addend_in,
-                 Mat<T>(out.data(), c.n, c.n));
-
+void expect_sum(const Case& c, const test::DeviceVector<T>& out, float alpha, const Matrices<T>& x, float beta,
+                const Matrices<T>& addend) {
   test::Vector<float> expected(addend.host.size());
   for (int i = 0; i < c.count; ++i) {
     portable::linear_forward<float>({}, {expected.data() + static_cast<std::size_t>(i) * c.n * c.n, c.n, c.n},
@@ -118,6 +112,18 @@ void check(const Case& c, float alpha, float beta) {
   const test::Vector<float> got = host_values(out);
   expect_near<T>(got, expected, 1e-5 * c.k);
   expect_symmetric(got, c.n);
+}
+
+template <class T>
+void check(const Case& c, float alpha, float beta) {
+  SCOPED_TRACE(name_of(c) + ", beta " + std::to_string(beta));
+  const test::BlasStream stream;
+  const Matrices<T> x = random_matrices<T>(c, 3), addend = symmetric_matrices<T>(c, 5);
+  const test::DeviceVector<T> out(addend.host.size());  // begins as NaN
+  const Mat<const T> addend_in(beta != 0 ? addend.device.data() : nullptr, c.n, c.n);
+  symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), addend_in,
+                 Mat<T>(out.data(), c.n, c.n));
+  expect_sum(c, out, alpha, x, beta, addend);
 }
 
 TEST(CudaMuonSymmetricGemm, IsTheGemm) {
@@ -161,19 +167,11 @@ template <class T>
 void check_polynomial(const Case& c, float alpha, float beta) {
   SCOPED_TRACE(name_of(c));
   const test::BlasStream stream;
-  const std::size_t square = static_cast<std::size_t>(c.n) * c.n;
   const Matrices<T> x = symmetric_matrices<T>(c, 3);
   const test::DeviceVector<T> out(x.host.size());  // begins as NaN
   symmetric_gemm(stream, {.alpha = alpha, .beta = beta, .count = c.count}, x.mat(), x.mat(),
                  Mat<T>(out.data(), c.n, c.n));
-  test::Vector<float> expected(x.host.size());
-  for (int i = 0; i < c.count; ++i) {
-    portable::linear_forward<float>({}, {expected.data() + i * square, c.n, c.n}, x.host_mat(i), x.host_mat(i));
-  }
-  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = alpha * expected[i] + beta * x.host[i];
-  const test::Vector<float> got = host_values(out);
-  expect_near<T>(got, expected, 1e-5 * c.n);
-  expect_symmetric(got, c.n);
+  expect_sum(c, out, alpha, x, beta, x);
 }
 
 TEST(CudaMuonSymmetricGemm, AddsTheFactor) {
