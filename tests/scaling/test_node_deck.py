@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support import ROOT, TOOLS, ScalingTest, small_run
 
-RECORD21, RECORD89 = ROOT / "inputs" / "record21.toml", ROOT / "inputs" / "record89.toml"
+RECORD21, RECORD89, FASTEST = (ROOT / "inputs" / f"{name}.toml" for name in ("record21", "record89", "fastest"))
 
 
 class NodeDeck(ScalingTest):
@@ -33,6 +33,11 @@ class NodeDeck(ScalingTest):
                     f"train.steps={steps}", f"train.extension_steps={extension}", f"train.untie_step={untie}",
                     f"optimizer.muon_momentum_cooldown={cooldown}"])
         self.assertEqual(self.tell("--steps", 40, "schedule", RECORD21), ["train.steps=40"])
+        self.assertEqual(self.tell("--steps", 124, "schedule", FASTEST), [
+            "train.steps=124", "train.extension_steps=4", "train.untie_step=121",
+            "optimizer.muon_momentum_cooldown=5", "optimizer.momentum_mix_from=51", "group.2.period_from=34",
+            "average.0.from_last=30", "average.1.from_last=25", "average.2.from_last=30",
+            *(f"average.{i}.rate={rate * 1241 / 124}" for i, rate in enumerate((2 / 299, 0.02, 2 / 75)))])
 
     def test_prefixes(self):
         none = self.tell("--data", ".", "prefixes", RECORD89)
@@ -58,9 +63,9 @@ class NodeDeck(ScalingTest):
         self.assertEqual(deck, whole)
 
     def test_the_program_takes_them(self):
-        """The windows of record 21, and record 89 without prefixes; their data are elsewhere."""
+        """The windows of record 21, and records with stages without prefixes; their data are elsewhere."""
         Path("windows.toml").write_text("\n".join(self.tell("windows", RECORD21)))
-        for deck, of in (("windows.toml", RECORD21), (RECORD89, RECORD89)):
+        for deck, of in (("windows.toml", RECORD21), (RECORD89, RECORD89), (FASTEST, FASTEST)):
             overrides = [*self.tell("prefixes", of), *self.tell("--steps", 40, "schedule", of), "data.train=data.h5",
                          "data.validation=data.h5", "data.end=wrap", "validation.tokens=0"]
             dry = subprocess.run([small_run.PROGRAM, "train", "--dry-run", "--ranks", "8", deck, *overrides], text=True,

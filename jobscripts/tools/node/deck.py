@@ -46,12 +46,33 @@ class Deck:
 
     def number(self, section, key, default, least=0):
         """A whole number of the deck."""
-        given = [value for name, value in self.overrides if name == f"{section}.{key}"]
+        return self.overridden(f"{section}.{key}", self.value(section, key, default, int, least=least, most=10**12), least)
+
+    def overridden(self, name, value, least=0):
+        """A whole number that has this value in the deck."""
+        given = [text for key, text in self.overrides if key == name]
         if not given:
-            return self.value(section, key, default, int, least=least, most=10**12)
+            return value
         if not re.fullmatch(r"[+-]?\d{1,12}", given[-1]):
-            raise tool.ToolError(f"{section}.{key} should be a whole number, not {given[-1]!r}")
-        return tool.require(int(given[-1]), int, "the overrides", f"{section}.{key}", least=least)
+            raise tool.ToolError(f"{name} should be a whole number, not {given[-1]!r}")
+        return tool.require(int(given[-1]), int, "the overrides", name, least=least)
+
+    def rows(self, name):
+        """Tables of an array of tables."""
+        rows = tool.require(self.tables.get(name, []), list, self.path, name)
+        return [tool.require(row, dict, self.path, f"{name}.{i}") for i, row in enumerate(rows)]
+
+    def counts(self):
+        """Keys that count steps of the schedule, from its begin or its end, and their values above 0."""
+        for key in ("muon_momentum_cooldown", "momentum_mix_from"):
+            if value := self.number("optimizer", key, 0):
+                yield f"optimizer.{key}", value
+        for table, key in (("group", "period_from"), ("average", "from_last")):
+            for i, row in enumerate(self.rows(table)):
+                name = f"{table}.{i}.{key}"
+                value = tool.require(row.get(key, 0), int, self.path, name, least=0, most=10**9)
+                if value := self.overridden(name, value):
+                    yield name, value
 
 
 def facts(deck, _):
@@ -62,7 +83,8 @@ def facts(deck, _):
 
 def schedule(deck, arguments):
     """Overrides for a schedule of --steps. Its extension has a few steps at least. A tied head is untied at the same
-    share of the run, in a step in which Adam updates."""
+    share of the run, in a step in which Adam updates. What the deck counts in steps begins at the same share, too, and
+    averages of weights remember the same share."""
     steps = arguments.steps
     whole, extension = deck.number("train", "steps", STEPS, 1), deck.number("train", "extension_steps", 0)
     short = max(round(extension * steps / whole), min(extension, 4, max(1, steps // 10)))
@@ -74,8 +96,11 @@ def schedule(deck, arguments):
         period = deck.number("optimizer", "adam_period", 1, 1)
         step = round(untie * (steps - short) / max(1, whole - extension))
         lines.append(f"train.untie_step={step // period * period + period - 1}")
-    if cooldown := deck.number("optimizer", "muon_momentum_cooldown", 0):
-        lines.append(f"optimizer.muon_momentum_cooldown={max(1, round(cooldown * steps / whole))}")
+    for key, value in deck.counts():
+        lines.append(f"{key}={max(1, round(value * steps / whole))}")
+    for i, average in enumerate(deck.rows("average")):
+        rate = tool.require(average.get("rate", 0.0), float, deck.path, f"average.{i}.rate", least=0, most=1)
+        lines.append(f"average.{i}.rate={min(1.0, rate * whole / steps)}")
     return "\n".join(lines)
 
 
