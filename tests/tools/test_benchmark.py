@@ -157,8 +157,28 @@ class Verdicts(BenchmarkTest):
         runs[1].trouble = "exit code 6: a rank died"
         self.assertEqual(benchmark.judge(work, "cpu", runs), ("FAILED", "fixed: exit code 6: a rank died"))
 
-    def runs(self, *losses):
-        return [SimpleNamespace(name="fixed", loss=loss, trouble="", sequences=4) for loss in losses]
+    def runs(self, *losses, provenance=()):
+        return [SimpleNamespace(name="fixed", loss=loss, trouble="", sequences=4,
+                                summary={"provenance": dict(provenance)}) for loss in losses]
+
+    def test_judgement_of_gpus_without_fp8(self):
+        """What the deck has in fp8 they compute in bf16, so another reference counts, or none."""
+        gpu, bf16 = (REFERENCE.replace("cpu", name).format(loss) for name, loss in (("gpu", 3.0), ("gpu_bf16", 3.1)))
+        lacking = {"fp8_in_bf16": True}
+        for text, loss, provenance, verdict, why, reference in (
+                (gpu + bf16, 3.0, {}, "PASSED", "", 3.0), (gpu + bf16, 3.1, lacking, "PASSED", "", 3.1),
+                (gpu + bf16, 3.1, {}, "FAILED", "off the reference 3.000000", 3.0),
+                (gpu + bf16, 3.0, lacking, "FAILED", "off the reference 3.100000", 3.1),
+                (bf16, 3.0, {}, "NO REFERENCE", "has no [reference.gpu]", None),
+                (gpu, 3.1, lacking, "NO REFERENCE",
+                 "has no [reference.gpu_bf16]: these GPUs compute in bf16 what the deck has in fp8", None)):
+            with self.subTest(text=text, loss=loss, provenance=provenance):
+                work, runs = self.read(FILE + text), self.runs(loss, provenance=provenance)
+                found, said = benchmark.judge(work, "gpu", runs)
+                self.assertEqual(found, verdict)
+                self.assertIn(why, said)
+                facts = benchmark.reference_facts(work, "gpu", runs[0])
+                self.assertEqual(facts["loss"] if facts else None, reference)
 
     def test_judgement_of_growing_work(self):
         """Each number of different sequences has a reference of its own, of the loss and of the gradient norm."""
@@ -170,11 +190,20 @@ class Verdicts(BenchmarkTest):
                 (48, 2.8, 0.2996, "FAILED", "gradient norm"), (48, 2.8, math.nan, "FAILED", "gradient norm"),
                 (4, 2.9, 0.4, "NO REFERENCE", "no [weak.reference.cpu] for steps of 4 sequences")):
             with self.subTest(sequences=sequences, loss=loss, norm=norm):
-                run = SimpleNamespace(name="fixed", loss=loss, gradient_norm=norm, trouble="", sequences=sequences)
+                run = SimpleNamespace(name="fixed", loss=loss, gradient_norm=norm, trouble="", sequences=sequences,
+                                      summary={})
                 found, said = benchmark.judge(work, "cpu", [run])
                 self.assertEqual(found, verdict)
                 self.assertIn(why, said)
         self.assertIn("has no [weak.reference.gpu]", benchmark.judge(work, "gpu", [run])[1])
+        run.summary = {"provenance": {"fp8_in_bf16": True}}
+        self.assertIn("has no [weak.reference.gpu_bf16]: ", benchmark.judge(work, "gpu", [run])[1])
+        work = self.read(FILE + WEAK + WEAK[WEAK.index("[weak.ref"):].replace("cpu", "gpu_bf16"), weak=True)
+        run.sequences, run.loss, run.gradient_norm = 2, 2.9, 0.4
+        self.assertEqual(benchmark.judge(work, "gpu", [run]), ("PASSED", ""))
+        run.sequences = 4
+        self.assertIn("has no [weak.reference.gpu_bf16] for steps of 4 sequences: ",
+                      benchmark.judge(work, "gpu", [run])[1])
 
 
 class Work(BenchmarkTest):
@@ -324,14 +353,14 @@ class Work(BenchmarkTest):
                  FILE.replace("steps = 12", "steps = 11"): "more than checked",
                  FILE.replace("window.last=128", "train.steps=9"): "train.steps is set by the benchmark itself",
                  FILE.replace("window.last=128", "128"): "section.key=value",
-                 FILE + REFERENCE.replace("cpu", "tpu").format(3): "[reference.tpu]: the builds are cpu, gpu",
+                 FILE + REFERENCE.replace("cpu", "tpu").format(3): "[reference.tpu]: the references are cpu, gpu, gpu_bf16",
                  FILE + REFERENCE.format("nan"): "loss should be", FILE + REFERENCE.format(3) + "x = 1": "x is no key",
                  FILE + REFERENCE.format(3).replace("1e-6", "0"): "tolerance should be",
                  FILE + REFERENCE.format(3).replace("machine", "#"): "machine is missing",
                  FILE + WEAK.replace("2.9, ", ""): "should be equally long",
                  FILE + WEAK.replace("[1, 2, 16]", "[1, 2, 17]"): "a number of ranks should be",
                  FILE + WEAK.replace("norm_tolerance", "#"): "norm_tolerance is missing",
-                 FILE + WEAK.replace("cpu", "tpu"): "[weak.reference.tpu]: the builds are",
+                 FILE + WEAK.replace("cpu", "tpu"): "[weak.reference.tpu]: the references are",
                  FILE + WEAK.replace("sequences = 16", "sequences = 1"): "sequences should be",
                  FILE + WEAK.replace("sequences = 16", "sequences = 16\nlength = 3"): "[weak]: length is no key"}
         for text, why in wrong.items():

@@ -101,8 +101,11 @@ TEST(Provenance, FitsAnAttribute) {
   EXPECT_NE(whole.find(R"("hosts":{"node1":8,"node2":8},"command":"nanorun train a.toml")"), std::string::npos)
       << whole;
   EXPECT_EQ(whole.find("reproducible"), std::string::npos);
+  EXPECT_EQ(whole.find("fp8"), std::string::npos);
   p.reproducible = true;
   EXPECT_NE(provenance_json(p).find(R"("reproducible":true)"), std::string::npos);
+  p.fp8_in_bf16 = true;
+  EXPECT_NE(provenance_json(p).find(R"("fp8_in_bf16":true)"), std::string::npos);
   p.command += std::string(100'000, '\0') + "\xff";
   const std::string cut = provenance_json(p, max_provenance_attribute);
   EXPECT_LE(cut.size(), max_provenance_attribute);
