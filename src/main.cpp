@@ -4,9 +4,11 @@
 
 #include <new>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/device/variables.hpp"
 #include "src/base/build.hpp"
 #include "src/base/early.hpp"
 #include "src/base/error.hpp"
@@ -179,6 +181,19 @@ bool changes_files(Command command) {
          command == Command::import_model;
 }
 
+/// Collective. Throws Error(usage, all_ranks) where a variable of the environment is not what it should be, on
+/// whichever rank; the message names the rank where rank 0 has a good value.
+void require_known_variables(Comm& comm) {
+  comm.together([&] {
+    try {
+      kernels::device_variables();
+    } catch (const std::invalid_argument& error) {
+      const std::string message = printable(error.what());
+      throw Error(ExitCode::usage, comm.root() ? message : fmt::format("{}: {}", comm.name(), message));
+    }
+  });
+}
+
 /// Throws Error(usage, all_ranks).
 void require_joined_ranks(const Comm& comm, const LaunchVariables& variables) {
   const std::string why = unjoined_launcher(comm.size(), mpi_version(), variables);
@@ -238,6 +253,7 @@ int main(int argc, char** argv) {
   ExitCode code;
   try {
     context.require_threads();
+    require_known_variables(context.comm());
     // 2. Read the command line.
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     std::vector<std::string> words = {build_name()};

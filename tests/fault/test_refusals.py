@@ -123,6 +123,22 @@ class Refusals(FaultTest):
             self.assertEqual(job.output, [])
         self.assertFalse((self.folder / "outputs").exists())
 
+    def test_variables_that_cannot_be(self):
+        """One line in all, which names the rank where rank 0 has another value."""
+        for name, value, allowed in (("NANORUN_TIER", "7.5", "8.0, 8.9 or 9.0"),
+                                     ("NANORUN_TIER", "a\nb", "8.0, 8.9 or 9.0"),
+                                     ("NANORUN_SM_SHARED_KB", "300", "a whole number from 100 to 228")):
+            said = f"{name}={value}: must be {allowed}".replace("\n", "\\n")
+            for ranks, command in ((None, ["train", "deck.toml"]), (4, ["train", "deck.toml"]), (None, ["info"])):
+                job = Job(self.folder, ranks, command, ["env", f"{name}={value}"])
+                self.assertEqual(job.wait(), 2, job.text())
+                self.assertEqual((job.messages(), job.output), ([f"nanorun: {said}"], []))
+        job = Job(self.folder, 1, ["train", "deck.toml", ":", "-n", 2, "env", f"{name}={value}", small_run.PROGRAM,
+                                   "train", "deck.toml"])
+        self.assertEqual(job.wait(), 2, job.text())
+        self.assert_refused(job, "nanorun: rank 1 on node ", f": {said}")
+        self.assertFalse((self.folder / "outputs").exists())
+
     def test_keys_that_do_not_fit(self):
         job = self.train(1, "model.width=64", code=2)
         self.assert_refused(job, "nanorun: override model.width=64: model.width = 64 must equal")

@@ -2,41 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <ctime>
 #include <map>
-#include <optional>
 #include <regex>
 
 #include "src/base/build.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/variable.hpp"
 
 namespace nanorun {
 namespace {
-
-/// Sets a variable of the environment while it lives.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    ::setenv(name, value, 1);
-    ::tzset();
-  }
-  ~Variable() {
-    if (before_) {
-      ::setenv(name_, before_->c_str(), 1);
-    } else {
-      ::unsetenv(name_);
-    }
-    ::tzset();
-  }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 TEST(Provenance, NamesProgramAndLibraries) {
   const Provenance p = provenance(*test_context);
