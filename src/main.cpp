@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <new>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/device/variables.hpp"
@@ -59,7 +61,15 @@ std::string lines_of(const std::string& beginning, const std::string& message) {
   return text;
 }
 
-/// Reports the error being handled and returns its code. An error that this rank alone has met ends the job.
+/// For a rank of whose node another has said why it ends the job, which soon ends this rank too. Returns where the job
+/// lives on.
+void await_end() {
+  heed_signals();
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+}
+
+/// Reports the error being handled and returns its code. An error that this rank alone has met ends the job. Several
+/// ranks may meet it, each alone; one of each node then speaks.
 ExitCode report_error(const Comm& comm) {
   ExitCode code = ExitCode::internal;
   std::string message = "unknown error";
@@ -75,7 +85,11 @@ ExitCode report_error(const Comm& comm) {
   }
   if (scope == Scope::this_rank) {
     const std::string rank = comm.size() > 1 ? comm.name() : fmt::format("rank {}", comm.rank());
-    write_whole(STDERR_FILENO, lines_of("nanorun: " + rank, message));
+    if (comm.speaks_first()) {
+      write_whole(STDERR_FILENO, lines_of("nanorun: " + rank, message));
+    } else {
+      await_end();
+    }
     Context::abort(static_cast<int>(code));
   }
   if (comm.root()) write_whole(STDERR_FILENO, lines_of("nanorun", message));

@@ -65,10 +65,11 @@ class Refusals(FaultTest):
         self.assert_refused(job, "empty.txt: the list names no files")
 
     def test_out_of_memory(self):
-        """A model of petabytes."""
-        job = self.train(1, "model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024",
-                         "model.mlp_ratio=64", code=1)
-        self.assert_refused(job, "rank 0: out of memory for the weights, ", "model.layers")
+        """A model of petabytes. Every rank finds that out for itself, and one says it."""
+        for ranks, who in ((1, "rank 0: "), (4, "rank ")):
+            job = self.train(ranks, "model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024",
+                             "model.mlp_ratio=64", code=1)
+            self.assert_refused(job, f"nanorun: {who}", ": out of memory for the weights, ", "model.layers")
 
     def test_all_errors_of_a_deck(self):
         """A line each, in the order of the deck and the overrides; then those of keys that do not fit together."""
