@@ -24,7 +24,7 @@ Examples:
 Exit codes:
   0   done
   1   a defect of the program or of the machine
-  2   command line, deck, or GPUs
+  2   command line, environment variables, deck, or GPUs
   3   token shards, or what they are made from
   4   a checkpoint
   5   a loss or weight that is not finite
@@ -41,7 +41,7 @@ Exit codes:
 Exit codes:
   0   all steps are made, or a dry run has found no fault
   1   a defect of the program or of the machine
-  2   command line, deck, or GPUs
+  2   command line, environment variables, deck, or GPUs
   3   token shards
   4   a checkpoint
   5   a loss or weight that is not finite
@@ -58,7 +58,7 @@ Exit codes:
 Exit codes:
   0   the shards are written; standard output names them
   1   a defect of the program or of the machine
-  2   command line, or the file of --list
+  2   command line, environment variables, or the file of --list
   3   an input or tokenizer that cannot be read, or text that cannot be encoded
   6   a rank died, hangs or did not answer
   7   a shard that cannot be written, or exists already; standard output
@@ -72,7 +72,7 @@ Exit codes:
 Exit codes:
   0   the files are written
   1   a defect of the program or of the machine
-  2   command line, or a model that the code for PyTorch does not know
+  2   command line, environment variables, or a model that the code for PyTorch does not know
   3   FILE cannot be opened, is of no known format or a damaged shard; the tokenizer
   4   a checkpoint whose contents are damaged
   7   an output that cannot be written, or exists already
@@ -86,7 +86,7 @@ Exit codes:
 Exit codes:
   0   the checkpoint is written
   1   a defect of the program or of the machine
-  2   command line
+  2   command line, or environment variables
   3   the model cannot be read
   7   the checkpoint cannot be written, or exists already
 )"},
@@ -99,7 +99,7 @@ Exit codes:
 Exit codes, of the first file that fails:
   0   all files are sound
   1   a defect of the program or of the machine
-  2   command line
+  2   command line, or environment variables
   3   a file that cannot be opened or is of no known format, or a shard that is damaged
   4   a checkpoint whose contents are damaged
   6   a rank died, hangs or did not answer
@@ -114,7 +114,7 @@ Exit codes, of the first file that fails:
 Exit codes:
   0   the versions are printed
   1   a defect of the program or of the machine
-  2   command line
+  2   command line, or environment variables
   7   standard output cannot be written
 )"},
     {"eval", R"(Examples:
@@ -126,7 +126,7 @@ Exit codes:
 Exit codes:
   0   the result is printed
   1   a defect of the program or of the machine
-  2   command line, or GPUs
+  2   command line, environment variables, or GPUs
   3   token shards, the questions, or the tokenizer
   4   the checkpoint
   5   a loss that is not finite
@@ -142,7 +142,7 @@ Exit codes:
 Exit codes:
   0   the text is printed
   1   a defect of the program or of the machine
-  2   command line, or the GPU
+  2   command line, environment variables, or the GPU
   3   the tokenizer
   4   the checkpoint
   5   the model gives numbers that are not finite
@@ -157,7 +157,7 @@ Exit codes:
 Exit codes:
   0   the keys are printed
   1   a defect of the program or of the machine
-  2   command line, or no key has all these words
+  2   command line, environment variables, or no key has all these words
   7   standard output cannot be written
 )"},
 });

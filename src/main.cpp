@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <new>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "kernels/device/variables.hpp"
 #include "src/base/build.hpp"
 #include "src/base/early.hpp"
 #include "src/base/error.hpp"
@@ -57,7 +61,15 @@ std::string lines_of(const std::string& beginning, const std::string& message) {
   return text;
 }
 
-/// Reports the error being handled and returns its code. An error that this rank alone has met ends the job.
+/// For a rank of whose node another has said why it ends the job, which soon ends this rank too. Returns where the job
+/// lives on.
+void await_end() {
+  heed_signals();
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+}
+
+/// Reports the error being handled and returns its code. An error that this rank alone has met ends the job. Several
+/// ranks may meet it, each alone; one of each node then speaks.
 ExitCode report_error(const Comm& comm) {
   ExitCode code = ExitCode::internal;
   std::string message = "unknown error";
@@ -73,7 +85,11 @@ ExitCode report_error(const Comm& comm) {
   }
   if (scope == Scope::this_rank) {
     const std::string rank = comm.size() > 1 ? comm.name() : fmt::format("rank {}", comm.rank());
-    write_whole(STDERR_FILENO, lines_of("nanorun: " + rank, message));
+    if (comm.speaks_first()) {
+      write_whole(STDERR_FILENO, lines_of("nanorun: " + rank, message));
+    } else {
+      await_end();
+    }
     Context::abort(static_cast<int>(code));
   }
   if (comm.root()) write_whole(STDERR_FILENO, lines_of("nanorun", message));
@@ -179,6 +195,19 @@ bool changes_files(Command command) {
          command == Command::import_model;
 }
 
+/// Collective. Throws Error(usage, all_ranks) where a variable of the environment is not what it should be, on
+/// whichever rank; the message names the rank where rank 0 has a good value.
+void require_known_variables(Comm& comm) {
+  comm.together([&] {
+    try {
+      kernels::device_variables();
+    } catch (const std::invalid_argument& error) {
+      const std::string message = printable(error.what());
+      throw Error(ExitCode::usage, comm.root() ? message : fmt::format("{}: {}", comm.name(), message));
+    }
+  });
+}
+
 /// Throws Error(usage, all_ranks).
 void require_joined_ranks(const Comm& comm, const LaunchVariables& variables) {
   const std::string why = unjoined_launcher(comm.size(), mpi_version(), variables);
@@ -238,6 +267,7 @@ int main(int argc, char** argv) {
   ExitCode code;
   try {
     context.require_threads();
+    require_known_variables(context.comm());
     // 2. Read the command line.
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     std::vector<std::string> words = {build_name()};

@@ -59,10 +59,11 @@ MAY_SEE = {
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the BLAS, the mask that the host builds, the memory of peers, signs of
-# life, and what CUDA implementations take.
+# life, what CUDA implementations take, and the variables of the environment.
 KERNEL_HEADERS = {
     f"kernels/{name}.hpp"
-    for name in ("ops", "attention/attention", "device/types", "device/blas", "device/peer_memory", "device/life", "device/cuda_limits")
+    for name in ("ops", "attention/attention", "device/types", "device/blas", "device/peer_memory", "device/life", "device/cuda_limits",
+                 "device/variables")
 }
 
 GENERATED = "nanorun_commit.h"  # CMake makes it

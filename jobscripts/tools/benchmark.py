@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 import busy
 import program
 import tool
-from benchmark_file import FIXED, OWNED, OWNER, read_benchmark
+from benchmark_file import BF16, FIXED, OWNED, OWNER, read_benchmark
 from metrics import Metrics
 from program import ROOT, Program
 from study.program import check_deck
@@ -194,6 +194,19 @@ def difference(run, expected):
     return ""
 
 
+def reference_name(build, run):
+    """The reference that a run is compared with: that of its build, unless its GPUs have computed fp8 in bf16."""
+    return BF16 if run.summary.get("provenance", {}).get("fp8_in_bf16") else build
+
+
+def missing_reference(benchmark, name, run):
+    """What the file does not say of a run."""
+    known = name in benchmark.references
+    return (f"{benchmark.path} has no [{benchmark.section(name)}]"
+            + (f" for steps of {run.sequences} sequences" if known else "")
+            + (": these GPUs compute in bf16 what the deck has in fp8" if name == BF16 else ""))
+
+
 def judge(benchmark, build, runs):
     """PASSED, FAILED or NO REFERENCE, and why."""
     unknown = ""
@@ -205,10 +218,10 @@ def judge(benchmark, build, runs):
         if run.loss < benchmark.entropy_rate:
             return "FAILED", (f"{run.name}: the loss {run.loss:.6f} is below the entropy rate of the tokens, "
                               f"{benchmark.entropy_rate:g}: the model sees what it is to predict")
-        expected = benchmark.expected(build, run.sequences)
+        name = reference_name(build, run)
+        expected = benchmark.expected(name, run.sequences)
         if expected is None:
-            unknown = unknown or f"{benchmark.path} has no [{benchmark.section(build)}]" + (
-                f" for steps of {run.sequences} sequences" if build in benchmark.references else "")
+            unknown = unknown or missing_reference(benchmark, name, run)
         elif off := difference(run, expected):
             return "FAILED", f"{run.name}: {off}"
     return ("NO REFERENCE", unknown) if unknown else ("PASSED", "")
@@ -260,11 +273,12 @@ def figures(benchmark, runs, given=()):
 
 def reference_facts(benchmark, build, run):
     """The reference of a run as the result holds it; None where there is none."""
-    expected = benchmark.expected(build, run.sequences)
+    name = reference_name(build, run)
+    expected = benchmark.expected(name, run.sequences)
     if expected is None:
         return None
     numbers = {key: value for key, value in vars(expected).items() if value is not None}
-    return numbers | benchmark.references[build].facts
+    return numbers | benchmark.references[name].facts
 
 
 def finite(number):

@@ -7,6 +7,8 @@ import program
 import tool
 from program import BUILDS
 
+BF16 = "gpu_bf16"  # reference of GPUs that compute in bf16 what the deck has in fp8
+REFERENCES = (*BUILDS, BF16)
 PROVENANCE = ("machine", "date", "commit", "command")  # fields of a reference
 # Overrides of every run: the same work on any number of ranks, and nothing beside it.
 FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
@@ -30,7 +32,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Reference:
-    """Of a build."""
+    """Of a build, or of GPUs without products in fp8."""
 
     expected: dict  # number of different sequences of a step -> Expected
     facts: dict  # PROVENANCE
@@ -50,7 +52,7 @@ class Benchmark:
     checked: int  # step whose loss is compared; those after it are timed
     steps: int
     overrides: tuple
-    references: dict = field(default_factory=dict)  # build -> Reference
+    references: dict = field(default_factory=dict)  # one of REFERENCES -> Reference
     weak: bool = False
 
     @property
@@ -67,14 +69,15 @@ class Benchmark:
             return sequences == self.sequences
         return sequences <= self.sequences or sequences % self.sequences == 0
 
-    def expected(self, build, sequences):
-        """What a build should reach with steps of so many sequences; None where the file does not say it."""
-        reference = self.references.get(build)
+    def expected(self, name, sequences):
+        """What steps of so many sequences should give, by the reference of this name; None where the file does not say
+        it."""
+        reference = self.references.get(name)
         return reference and reference.expected.get(min(sequences, self.sequences))
 
-    def section(self, build):
-        """The section of a build's reference."""
-        return f"weak.reference.{build}" if self.weak else f"reference.{build}"
+    def section(self, name):
+        """The section of a reference."""
+        return f"weak.reference.{name}" if self.weak else f"reference.{name}"
 
 
 def read_tolerance(table, path, key="tolerance"):
@@ -103,18 +106,18 @@ def read_weak(table, path, sequences):
 
 
 def read_references(tables, path, read, sequences, prefix=""):
-    """Build -> Reference of the section `reference` among `tables`."""
+    """Name -> Reference of the section `reference` among `tables`."""
     found = {}
-    for build, table in (tool.field(tables, "reference", dict, path) if "reference" in tables else {}).items():
-        where = f"{prefix}reference.{build}"
-        if build not in BUILDS:
-            raise tool.ToolError(f"{path}: [{where}]: the builds are {', '.join(BUILDS)}")
+    for name, table in (tool.field(tables, "reference", dict, path) if "reference" in tables else {}).items():
+        where = f"{prefix}reference.{name}"
+        if name not in REFERENCES:
+            raise tool.ToolError(f"{path}: [{where}]: the references are {', '.join(REFERENCES)}")
         tool.require(table, dict, path, where)
         facts = {key: tool.field(table, key, str, path) for key in PROVENANCE}
         expected, keys = read(table, path, sequences)
         for key in table.keys() - keys - facts.keys():
             raise tool.ToolError(f"{path}: [{where}]: {key} is no key of a reference")
-        found[build] = Reference(expected, facts)
+        found[name] = Reference(expected, facts)
     return found
 
 

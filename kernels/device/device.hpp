@@ -77,8 +77,8 @@ NANORUN_DECLARE_OPS({
   /// Compute capability, 10 major + minor; 0 in portable builds, which run on what Kokkos was built for.
   int device_capability(int device);
   /// For which compute capability the kernels are that the device takes: "9.0a" those for Hopper alone, "8.0" those for
-  /// every GPU since Ampere. Empty where this build has none for it, and in portable builds. Throws
-  /// std::invalid_argument where the variable NANORUN_TIER, which can withhold Hopper's, is none of 8.0, 8.9 and 9.0.
+  /// every GPU since Ampere. Empty where this build has none for it, and in portable builds. The variable NANORUN_TIER
+  /// can withhold Hopper's; throws what device_variables() throws.
   std::string device_kernels(int device);
   /// For which compute capabilities this build has kernels: "9.0a, 8.0 and higher"; empty in portable builds.
   std::string kernels_of_build();

@@ -3,10 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <limits>
 
 #include "kernels/device/error.cuh"
+#include "kernels/device/variables.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -24,11 +23,10 @@ SmLimits limits_of_device() {
     check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
     return value;
   };
-  const char* const most_kb = std::getenv("NANORUN_SM_SHARED_KB");
-  const int most_bytes = most_kb ? std::atoi(most_kb) << 10 : std::numeric_limits<int>::max();
   return {.count = attribute(cudaDevAttrMultiProcessorCount),
           .threads = attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
-          .shared_bytes = std::min(most_bytes, attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))};
+          .shared_bytes =
+              std::min(device_variables().shared_bytes, attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor))};
 }
 
 }  // namespace

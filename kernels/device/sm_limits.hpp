@@ -10,8 +10,8 @@ struct SmLimits {
 };
 
 /// Limits of the device that is current in the first call: a process uses one device. Without a device the limits of an
-/// H100, so that a dry run can plan the memory of a GPU on any machine. Where NANORUN_SM_SHARED_KB states a number, an
-/// SM counts as one of no more shared memory, for tests of what GPUs with less of it run.
+/// H100, so that a dry run can plan the memory of a GPU on any machine. The variable NANORUN_SM_SHARED_KB makes an SM
+/// one of no more KiB, for tests of what GPUs with less run. The first call throws what device_variables() throws.
 const SmLimits& sm_limits();
 
 inline int sm_count() { return sm_limits().count; }

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "kernels/device/device.hpp"
 #include "kernels/device/error.cuh"
+#include "kernels/device/variables.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -23,17 +21,6 @@ const std::string ampere_kernels = std::to_string(NANORUN_AMPERE / 10) + "." + s
 #endif
 
 std::atomic<Tier> taken = Tier::none;
-
-/// The capability that NANORUN_TIER states; a large one where it is not set.
-int most_capability() {
-  const char* const text = std::getenv("NANORUN_TIER");
-  if (text == nullptr || *text == '\0') return 1000;
-  constexpr std::pair<std::string_view, int> capabilities[] = {{"8.0", 80}, {"8.9", 89}, {"9.0", 90}};
-  for (const auto& [name, capability] : capabilities) {
-    if (name == text) return capability;
-  }
-  throw std::invalid_argument("NANORUN_TIER=" + std::string(text) + ": it is 8.0, 8.9 or 9.0");
-}
 
 /// Empty without a device, and without a driver for it.
 std::optional<int> current_device() {
@@ -47,7 +34,7 @@ std::optional<int> current_device() {
 bool tier_has_fp8(int capability) {
   const Tier tier = tier_of(capability);
 #if NANORUN_AMPERE_FP8
-  if (tier == Tier::ampere) return std::min(capability, most_capability()) >= 89;
+  if (tier == Tier::ampere) return std::min(capability, device_variables().capability) >= 89;
 #endif
   return tier == Tier::hopper;
 }
@@ -55,10 +42,9 @@ bool tier_has_fp8(int capability) {
 }  // namespace
 
 Tier tier_of(int capability) {
-  const int most = most_capability();
 #if NANORUN_HOPPER
   // Code for 90a runs on 9.0 alone.
-  if (capability == hopper_capability && most >= hopper_capability) return Tier::hopper;
+  if (capability == hopper_capability && device_variables().capability >= hopper_capability) return Tier::hopper;
 #endif
 #if NANORUN_AMPERE
   if (capability >= NANORUN_AMPERE) return Tier::ampere;

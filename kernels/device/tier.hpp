@@ -13,8 +13,8 @@ namespace nanorun::kernels::cuda {
 enum class Tier { none, ampere, hopper };
 
 /// The tier whose bodies a device of this compute capability (10 major + minor) takes; none where this build has no
-/// code for it. The variable NANORUN_TIER, "8.0" or "8.9", makes Hopper pass for a GPU of that capability. Throws
-/// std::invalid_argument where it is none of 8.0, 8.9 and 9.0.
+/// code for it. The variable NANORUN_TIER, "8.0" or "8.9", makes Hopper pass for a GPU of that capability. Throws what
+/// device_variables() throws.
 Tier tier_of(int capability);
 
 /// Tier of the process's device, which use_device() makes known; before that, of the device that is current. Without a

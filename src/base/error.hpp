@@ -17,7 +17,7 @@ namespace nanorun {
 enum class ExitCode : int {
   ok = 0,
   internal = 1,       ///< a defect of the program or of the machine
-  usage = 2,          ///< command line or deck
+  usage = 2,          ///< command line, environment variables or deck
   data = 3,           ///< reading token shards and what they are made from; files of no known format
   checkpoint = 4,     ///< reading or writing a checkpoint
   non_finite = 5,     ///< the loss is not a finite number, or gradients or weights overflowed

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -84,6 +85,7 @@ Comm::Comm(MPI_Comm comm) : comm_(comm) {
   const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
   watchdog_ = std::make_shared<Watchdog>(rank_, size_, abort);
   find_place_on_node();
+  spoken_ = std::make_unique<NodeMemory>(*this, sizeof(std::atomic<bool>));
 }
 
 Comm::Comm(MPI_Comm comm, std::shared_ptr<Watchdog> watchdog, int rank_in_messages)
@@ -111,6 +113,8 @@ std::unique_ptr<Comm> Comm::split(int color, int key) {
 }
 
 std::string Comm::name() const { return fmt::format("rank {} on node {}", rank_in_messages_, host_name()); }
+
+bool Comm::speaks_first() const { return !reinterpret_cast<std::atomic<bool>*>(spoken_->data())->exchange(true); }
 
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }

@@ -49,6 +49,9 @@ class Comm {
   MPI_Comm handle() const { return comm_; }
   /// This rank in messages, "rank 3 on node n7", with its number among all ranks.
   std::string name() const;
+  /// Whether this rank is the first of its node to ask. Of ranks that give up alone at the same time one speaks for its
+  /// node. Not for communicators that split() has made.
+  bool speaks_first() const;
   /// Collective. A communicator of the ranks that give the same `color`, in the order of `key`; null where it is
   /// negative. This communicator watches its collectives and outlives it.
   std::unique_ptr<Comm> split(int color, int key);
@@ -110,7 +113,7 @@ class Comm {
   int rank_in_messages_ = 0;
   std::size_t piece_bytes_ = std::size_t{1} << 30;
   bool owns_comm_ = false;
-  std::unique_ptr<NodeMemory> heartbeats_;
+  std::unique_ptr<NodeMemory> spoken_, heartbeats_;
   std::shared_ptr<Watchdog> watchdog_;
 };
 

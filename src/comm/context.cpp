@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <stdexcept>
 #include <utility>
 
 #include "kernels/device/blas.hpp"
@@ -35,8 +34,6 @@ RankDevice device_of(int rank, int rank_on_node) {
     device.capability = ops::device_capability(device.number);
     device.kernels = ops::device_kernels(device.number);
     device.memory = ops::device_memory(device.number);
-  } catch (const std::invalid_argument& error) {
-    throw Error(ExitCode::usage, error.what());
   } catch (const std::runtime_error& error) {
     throw Error(ExitCode::internal,
                 fmt::format("rank {} on node {} cannot ask for its GPUs: {}", rank, device.node, error.what()));

@@ -55,6 +55,13 @@ Fp8Rules fp8_rules(const Config& config, Fp8Product product) {
   return rules_of(config.fp8.mlp, product, config.model.width);
 }
 
+bool trains_in_fp8(const Config& config) {
+  return lm_head_precision(config) == kernels::LmHeadPrecision::fp8 || fp8_rules(config, Fp8Product::mlp).forward ||
+         fp8_rules(config, Fp8Product::qkv).forward;
+}
+
+bool lacks_fp8(const Config& deck) { return trains_in_fp8(deck) && !ops::has_fp8(); }
+
 double gradient_unit(const Config& config, long step) {
   return config.train.loss == LossSum::sum ? 1 : 1.0 / length_at(config, step);
 }

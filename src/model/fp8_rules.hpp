@@ -30,6 +30,12 @@ struct Fp8Rules {
 /// The rules of the deck. What concerns gradients belongs to the sum of the tokens' losses.
 Fp8Rules fp8_rules(const Config& config, Fp8Product product);
 
+/// Whether training has operands in 8 bits: in the LM head, or in products that have Fp8Rules.
+bool trains_in_fp8(const Config& config);
+
+/// Whether the deck trains in 8 bits and the device in use has no such products, so that computed_config() has none.
+bool lacks_fp8(const Config& deck);
+
 /// Factor from gradients of the sum of a sequence's losses to those that training has at a step: 1, or with train.loss
 /// = "mean" 1 / tokens.
 double gradient_unit(const Config& config, long step);

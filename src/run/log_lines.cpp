@@ -59,7 +59,7 @@ std::vector<std::string> opening_lines(const Config& deck, const LogHead& head) 
                               products_in_fp8(config), config.run.reproducible ? ", reproducible" : "",
                               head.ranks > 1 ? ", tensors travel through " : "", head.transport));
   lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
-  if (lm_head_precision(deck) != lm_head_precision(config) || products_in_fp8(deck) != products_in_fp8(config)) {
+  if (lacks_fp8(deck)) {
     lines.push_back("these kernels have no products in fp8: those of the deck are computed in bf16");
   }
   if (!head.device_note.empty()) lines.push_back(head.device_note);

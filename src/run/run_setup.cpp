@@ -7,6 +7,7 @@
 #include "src/base/files.hpp"
 #include "src/config/schedule.hpp"
 #include "src/data/token_origin.hpp"
+#include "src/model/fp8_rules.hpp"
 #include "src/optimizer/stored_tensors.hpp"
 #include "src/run/deck_mark.hpp"
 #include "src/run/earlier_run.hpp"
@@ -92,6 +93,7 @@ void RunSetup::keep_directory() {
 void RunSetup::introduce() {
   if (comm.root()) provenance = nanorun::provenance(context);
   provenance.reproducible = config.run.reproducible;
+  provenance.fp8_in_bf16 = lacks_fp8(config);
   const LogHead head{.provenance = provenance,
                      .table = learner.table,
                      .ranks = comm.size(),

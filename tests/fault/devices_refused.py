@@ -55,7 +55,7 @@ class Refused(FaultTest):
     def test_unknown_tier(self):
         os.environ["NANORUN_TIER"] = "7.5"
         try:
-            self.check_refused(["13000 2 90 NVIDIA H100"], "nanorun: NANORUN_TIER=7.5: it is 8.0, 8.9 or 9.0")
+            self.check_refused(["13000 2 90 NVIDIA H100"], "nanorun: NANORUN_TIER=7.5: must be 8.0, 8.9 or 9.0")
         finally:
             del os.environ["NANORUN_TIER"]
 

@@ -5,9 +5,9 @@ import re
 from harness import losses, restarted_from, small_run
 from small_record89 import STEPS, Record89FaultTest
 
+QKV = ("fp8.qkv.forward=e4m3", "fp8.qkv.gradient=e4m3", "fp8.qkv.scales=fixed", "fp8.qkv.scale_g=0.00223")
 FP8 = ("train.mlp_precision=working", "fp8.mlp.forward=e4m3", "fp8.mlp.gradient=e5m2", "fp8.mlp.scales=delayed",
-       "fp8.mlp.weight_scales=delayed", "fp8.mlp.scale_g=0.015625", "fp8.mlp.margin=1.03", "fp8.qkv.forward=e4m3",
-       "fp8.qkv.gradient=e4m3", "fp8.qkv.scales=fixed", "fp8.qkv.scale_g=0.00223")
+       "fp8.mlp.weight_scales=delayed", "fp8.mlp.scale_g=0.015625", "fp8.mlp.margin=1.03", *QKV)
 
 
 class Fp8(Record89FaultTest):

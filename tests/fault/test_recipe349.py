@@ -1,10 +1,15 @@
-"""The deck of pull request 349 in small: all of its eight stages, the period of its tables, its momenta and averages."""
+"""The deck of pull request 349 in small: all of its eight stages, the period of its tables, its momenta and averages, its
+MLP in 8 bits."""
 
 import json
+import os
 import shutil
+from unittest import mock
 
+import harness
 from harness import losses, restarted_from, small_run
 from small_record89 import DECK, SMALL, STEPS, Record89FaultTest
+from test_fp8 import QKV
 
 # Length, longest document, windows. The first steps are 0, 5, 6, 8, 9, 11, 17 and 18; Adam updates in every second step.
 STAGES = [(128, 40, 16, 48), *4 * [(256, 90, 32, 96)], (384, 120, 48, 128), (256, 120, 48, 128), (128, 120, 64, 160)]
@@ -61,6 +66,25 @@ class Recipe349(Record89FaultTest):
             before = stop
         self.assertEqual(found, whole)
         self.assert_identical(aside)
+
+    def test_sixty_four_ranks_in_fp8(self):
+        """With candidates and QKV in 8 bits too, on eight nodes of eight ranks, one of these nodes and all again. Last
+        bits, which the order of sums decides, may round to other 8-bit values."""
+        deck = ("train.sequences=64", "data.end=wrap", "validation.every=0", *QKV,
+                *(f"stage.{i}.candidates={count}" for i, count in enumerate((*5 * [128], 256))))
+        one = losses(self.train(1, *deck))
+        loss = self.summary()["final_val_loss"]
+        self.moved_aside()
+        found, before = {}, None
+        with (mock.patch.dict(os.environ, OMPI_MCA_mpi_yield_when_idle="1"), mock.patch.object(harness, "TIMEOUT", 900)):
+            for ranks, stop in ((64, 7), (8, 13), (64, 0)):
+                job = self.train(ranks, *deck, "comm.ranks_per_node=8", f"stop.step={stop}", code=75 if stop else 0)
+                self.assertEqual(restarted_from(job), before)
+                found |= losses(job)
+                before = stop
+        self.assert_close(found, one, 1e-3)
+        self.assertAlmostEqual(self.summary()["final_val_loss"], loss, delta=1e-3 * loss)
+        self.assertLess(one[STEPS], one[1] - 0.5)
 
 
 if __name__ == "__main__":

@@ -65,10 +65,11 @@ class Refusals(FaultTest):
         self.assert_refused(job, "empty.txt: the list names no files")
 
     def test_out_of_memory(self):
-        """A model of petabytes."""
-        job = self.train(1, "model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024",
-                         "model.mlp_ratio=64", code=1)
-        self.assert_refused(job, "rank 0: out of memory for the weights, ", "model.layers")
+        """A model of petabytes. Every rank finds that out for itself, and one says it."""
+        for ranks, who in ((1, "rank 0: "), (4, "rank ")):
+            job = self.train(ranks, "model.width=16384", "model.heads=512", "model.head_dim=32", "model.layers=1024",
+                             "model.mlp_ratio=64", code=1)
+            self.assert_refused(job, f"nanorun: {who}", ": out of memory for the weights, ", "model.layers")
 
     def test_all_errors_of_a_deck(self):
         """A line each, in the order of the deck and the overrides; then those of keys that do not fit together."""
@@ -121,6 +122,22 @@ class Refusals(FaultTest):
             self.assertEqual(job.wait(), 2, job.text())
             self.assert_refused(job, f"nanorun: rank 2 was started with {given} where rank 0 was started with ")
             self.assertEqual(job.output, [])
+        self.assertFalse((self.folder / "outputs").exists())
+
+    def test_variables_that_cannot_be(self):
+        """One line in all, which names the rank where rank 0 has another value."""
+        for name, value, allowed in (("NANORUN_TIER", "7.5", "8.0, 8.9 or 9.0"),
+                                     ("NANORUN_TIER", "a\nb", "8.0, 8.9 or 9.0"),
+                                     ("NANORUN_SM_SHARED_KB", "300", "a whole number from 100 to 228")):
+            said = f"{name}={value}: must be {allowed}".replace("\n", "\\n")
+            for ranks, command in ((None, ["train", "deck.toml"]), (4, ["train", "deck.toml"]), (None, ["info"])):
+                job = Job(self.folder, ranks, command, ["env", f"{name}={value}"])
+                self.assertEqual(job.wait(), 2, job.text())
+                self.assertEqual((job.messages(), job.output), ([f"nanorun: {said}"], []))
+        job = Job(self.folder, 1, ["train", "deck.toml", ":", "-n", 2, "env", f"{name}={value}", small_run.PROGRAM,
+                                   "train", "deck.toml"])
+        self.assertEqual(job.wait(), 2, job.text())
+        self.assert_refused(job, "nanorun: rank 1 on node ", f": {said}")
         self.assertFalse((self.folder / "outputs").exists())
 
     def test_keys_that_do_not_fit(self):

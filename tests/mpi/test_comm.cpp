@@ -24,6 +24,12 @@ TEST(Comm, KnowsItsPlaceOnTheHost) {
   EXPECT_EQ(test_comm().rank_on_node(), test_comm().rank());
 }
 
+TEST(Comm, OneRankOfTheNodeSpeaksFirst) {
+  Comm comm(MPI_COMM_WORLD);
+  EXPECT_EQ(comm.all_reduce(std::uint64_t{comm.speaks_first()}, Reduce::sum), 1u);
+  EXPECT_FALSE(comm.speaks_first());
+}
+
 TEST(Comm, BroadcastAndGather) {
   Comm& comm = test_comm();
   const int last = comm.size() - 1;

@@ -60,6 +60,21 @@ void expect_scale(const Fp8ProductScales<double>::Scale& scale, double maximum, 
   EXPECT_EQ(scale.margin, margin);
 }
 
+TEST(Fp8Rules, TheHeadAndTheProductsCountAsTrainingInFp8) {
+  Config none;
+  none.head.precision = LmHeadChoice::bf16;
+  EXPECT_FALSE(trains_in_fp8(none));
+  Config head = none, forward = none, mlp = none, qkv = none;
+  head.head.precision = LmHeadChoice::fp8;
+  forward.train.mlp_precision = MlpPrecision::fp8;
+  mlp.fp8.mlp.forward = qkv.fp8.qkv.forward = Fp8Forward::e4m3;
+  for (const Config& config : {head, forward, mlp, qkv}) {
+    EXPECT_TRUE(trains_in_fp8(config));
+    EXPECT_FALSE(trains_in_fp8(without_fp8(config)));
+    EXPECT_EQ(lacks_fp8(config), !ops::has_fp8());
+  }
+}
+
 TEST(Fp8Scales, InputsAreOfTheSequenceAndWeightsOfTheStep) {
   Scales scales;
   scales.sequence(0, {3, 0.5, 0.25});

@@ -2,41 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <ctime>
 #include <map>
-#include <optional>
 #include <regex>
 
 #include "src/base/build.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/variable.hpp"
 
 namespace nanorun {
 namespace {
-
-/// Sets a variable of the environment while it lives.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    ::setenv(name, value, 1);
-    ::tzset();
-  }
-  ~Variable() {
-    if (before_) {
-      ::setenv(name_, before_->c_str(), 1);
-    } else {
-      ::unsetenv(name_);
-    }
-    ::tzset();
-  }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 TEST(Provenance, NamesProgramAndLibraries) {
   const Provenance p = provenance(*test_context);
@@ -101,8 +75,11 @@ TEST(Provenance, FitsAnAttribute) {
   EXPECT_NE(whole.find(R"("hosts":{"node1":8,"node2":8},"command":"nanorun train a.toml")"), std::string::npos)
       << whole;
   EXPECT_EQ(whole.find("reproducible"), std::string::npos);
+  EXPECT_EQ(whole.find("fp8"), std::string::npos);
   p.reproducible = true;
   EXPECT_NE(provenance_json(p).find(R"("reproducible":true)"), std::string::npos);
+  p.fp8_in_bf16 = true;
+  EXPECT_NE(provenance_json(p).find(R"("fp8_in_bf16":true)"), std::string::npos);
   p.command += std::string(100'000, '\0') + "\xff";
   const std::string cut = provenance_json(p, max_provenance_attribute);
   EXPECT_LE(cut.size(), max_provenance_attribute);

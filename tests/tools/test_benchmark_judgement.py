@@ -1,0 +1,81 @@
+"""Verdicts of the benchmark on runs that are given."""
+
+import math
+from types import SimpleNamespace
+
+from support import small_run
+from test_benchmark import FILE, REFERENCE, WEAK, BenchmarkTest
+
+import benchmark
+
+
+class Judgement(BenchmarkTest):
+    def test_one_reference(self):
+        work = self.read(FILE + REFERENCE.format(3.0))
+        none = ("NO REFERENCE", "has no [reference.gpu]")
+        for loss, with_reference, without in (
+                (3.0000009, ("PASSED", ""), none), (2.9999991, ("PASSED", ""), none),
+                (3.000002, ("FAILED", "is off the reference"), none),
+                (2.999998, ("FAILED", "is off the reference"), none),
+                (1.8, *2 * [("FAILED", "is below the entropy rate")]), (math.nan, *2 * [("FAILED", "finite number")]),
+                (math.inf, *2 * [("FAILED", "finite number")])):
+            for build, (verdict, why) in (("cpu", with_reference), ("gpu", without)):
+                with self.subTest(loss=loss, build=build):
+                    found, said = benchmark.judge(work, build, self.runs(3.0, loss))
+                    self.assertEqual(found, verdict)
+                    self.assertIn(why, said)
+        runs = self.runs(3.0, 3.0)
+        runs[1].trouble = "exit code 6: a rank died"
+        self.assertEqual(benchmark.judge(work, "cpu", runs), ("FAILED", "fixed: exit code 6: a rank died"))
+
+    def runs(self, *losses, provenance=()):
+        return [SimpleNamespace(name="fixed", loss=loss, trouble="", sequences=4,
+                                summary={"provenance": dict(provenance)}) for loss in losses]
+
+    def test_gpus_without_fp8(self):
+        """What the deck has in fp8 they compute in bf16, so another reference counts, or none."""
+        gpu, bf16 = (REFERENCE.replace("cpu", name).format(loss) for name, loss in (("gpu", 3.0), ("gpu_bf16", 3.1)))
+        lacking = {"fp8_in_bf16": True}
+        for text, loss, provenance, verdict, why, reference in (
+                (gpu + bf16, 3.0, {}, "PASSED", "", 3.0), (gpu + bf16, 3.1, lacking, "PASSED", "", 3.1),
+                (gpu + bf16, 3.1, {}, "FAILED", "off the reference 3.000000", 3.0),
+                (gpu + bf16, 3.0, lacking, "FAILED", "off the reference 3.100000", 3.1),
+                (bf16, 3.0, {}, "NO REFERENCE", "has no [reference.gpu]", None),
+                (gpu, 3.1, lacking, "NO REFERENCE",
+                 "has no [reference.gpu_bf16]: these GPUs compute in bf16 what the deck has in fp8", None)):
+            with self.subTest(text=text, loss=loss, provenance=provenance):
+                work, runs = self.read(FILE + text), self.runs(loss, provenance=provenance)
+                found, said = benchmark.judge(work, "gpu", runs)
+                self.assertEqual(found, verdict)
+                self.assertIn(why, said)
+                facts = benchmark.reference_facts(work, "gpu", runs[0])
+                self.assertEqual(facts["loss"] if facts else None, reference)
+
+    def test_growing_work(self):
+        """Each number of different sequences has a reference of its own, of the loss and of the gradient norm."""
+        work = self.read(FILE + WEAK, weak=True)
+        for sequences, loss, norm, verdict, why in (
+                (1, 3.0, 0.5, "PASSED", ""), (2, 2.9, 0.4, "PASSED", ""), (16, 2.8, 0.3, "PASSED", ""),
+                (4096, 2.8, 0.3, "PASSED", ""), (48, 2.80002, 0.3, "FAILED", "loss 2.800020 is off"),
+                (48, 2.8, 0.3004, "FAILED", "gradient norm 0.3004 is off the reference 0.3 by +1.3e-01 %"),
+                (48, 2.8, 0.2996, "FAILED", "gradient norm"), (48, 2.8, math.nan, "FAILED", "gradient norm"),
+                (4, 2.9, 0.4, "NO REFERENCE", "no [weak.reference.cpu] for steps of 4 sequences")):
+            with self.subTest(sequences=sequences, loss=loss, norm=norm):
+                run = SimpleNamespace(name="fixed", loss=loss, gradient_norm=norm, trouble="", sequences=sequences,
+                                      summary={})
+                found, said = benchmark.judge(work, "cpu", [run])
+                self.assertEqual(found, verdict)
+                self.assertIn(why, said)
+        self.assertIn("has no [weak.reference.gpu]", benchmark.judge(work, "gpu", [run])[1])
+        run.summary = {"provenance": {"fp8_in_bf16": True}}
+        self.assertIn("has no [weak.reference.gpu_bf16]: ", benchmark.judge(work, "gpu", [run])[1])
+        work = self.read(FILE + WEAK + WEAK[WEAK.index("[weak.ref"):].replace("cpu", "gpu_bf16"), weak=True)
+        run.sequences, run.loss, run.gradient_norm = 2, 2.9, 0.4
+        self.assertEqual(benchmark.judge(work, "gpu", [run]), ("PASSED", ""))
+        run.sequences = 4
+        self.assertIn("has no [weak.reference.gpu_bf16] for steps of 4 sequences: ",
+                      benchmark.judge(work, "gpu", [run])[1])
+
+
+if __name__ == "__main__":
+    small_run.main()
