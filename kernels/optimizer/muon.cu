@@ -13,7 +13,8 @@ namespace {
 
 bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-/// The memory that the stages share. The rest of the workspace serves one stage after another.
+/// The memory of momentum and iteration. Behind it lies that of the iteration, which holds the result, and behind this
+/// that of the last stage.
 struct Shared {
   MatrixBatch<bf16> x;
   float* squares_of_x;
@@ -55,7 +56,7 @@ std::size_t muon_workspace(std::span<const MuonBatch<T>> batches) {
   const MatrixBatch<bf16> x = wide_matrices(batches);
   WorkspaceAllocator allocator({});
   allocate_shared(allocator, x);
-  return allocator.used() + std::max(polar_factor_workspace(x), muon_apply_workspace(x.count));
+  return allocator.used() + polar_factor_workspace(x) + muon_apply_workspace(x.count);
 }
 
 template <class T>
@@ -65,12 +66,14 @@ void muon_update(Stream stream, std::span<const MuonBatch<T>> batches, const Muo
   WorkspaceAllocator allocator(workspace);
   const auto [x, squares_of_x] = allocate_shared(allocator, wide_matrices(batches));
   const Workspace rest = workspace.subspan(allocator.used());
+  const std::size_t of_iteration = polar_factor_workspace(x);
   muon_momentum(stream, batches, x, squares_of_x, options, squares.gradients);
-  polar_factor(stream, x, squares_of_x, options.iteration, rest);
+  const auto [factors, scales] = polar_factor(stream, x, squares_of_x, options.iteration, rest.first(of_iteration));
+  const Workspace of_apply = rest.subspan(of_iteration);
   if (takes_gram_iteration(x, options.iteration)) {
-    muon_apply(stream, batches, in_fp16(x), options.normuon_beta, squares.weights, rest);
+    muon_apply(stream, batches, in_fp16(factors), scales, options.normuon_beta, squares.weights, of_apply);
   } else {
-    muon_apply(stream, batches, x, options.normuon_beta, squares.weights, rest);
+    muon_apply(stream, batches, factors, scales, options.normuon_beta, squares.weights, of_apply);
   }
 }
 

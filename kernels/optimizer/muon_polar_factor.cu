@@ -25,6 +25,24 @@ __device__ void convert_eight(To* to, const From* from, float factor) {
   *reinterpret_cast<uint4*>(to) = make_uint4(scaled(in.x), scaled(in.y), scaled(in.z), scaled(in.w));
 }
 
+/// 1 / (norm_factor |u|_F + eps), for every lane of a warp. squares [parts], which add up to |u|_F².
+__device__ float normalising_factor(const float* squares, int parts, float norm_factor, float eps) {
+  float sum = 0;
+#pragma unroll 8
+  for (int i = static_cast<int>(threadIdx.x) % warp_size; i < parts; i += warp_size) sum += squares[i];
+  return 1 / (norm_factor * sqrtf(warp_sum(sum)) + eps);
+}
+
+/// The factor of each matrix, by a warp. squares [matrices, parts].
+__global__ void __launch_bounds__(block_threads)
+    normalising_factors(float* factors, const float* squares, int matrices, int parts, float norm_factor, float eps) {
+  begin_after_previous();
+  const int matrix = (blockIdx.x * block_threads + threadIdx.x) / warp_size;
+  if (matrix >= matrices) return;
+  const float factor = normalising_factor(squares + matrix * parts, parts, norm_factor, eps);
+  if (threadIdx.x % warp_size == 0) factors[matrix] = factor;
+}
+
 /// out = scale x / (norm_factor |x|_F + eps) for matrix blockIdx.y of `size` elements; out may have the memory of x.
 /// squares [matrices, gridDim.x].
 template <class T>
@@ -32,9 +50,8 @@ __global__ void __launch_bounds__(block_threads)
     normalise(T* out, const bf16* x, std::size_t size, const float* squares, float norm_factor, float eps,
               float scale) {
   begin_after_previous();
-  float sum = 0;
-  for (unsigned i = threadIdx.x % warp_size; i < gridDim.x; i += warp_size) sum += squares[blockIdx.y * gridDim.x + i];
-  const float factor = scale / (norm_factor * sqrtf(warp_sum(sum)) + eps);
+  const int parts = gridDim.x;
+  const float factor = scale * normalising_factor(squares + blockIdx.y * parts, parts, norm_factor, eps);
   const std::size_t first = blockIdx.x * block_threads + threadIdx.x, stride = gridDim.x * block_threads;
 #pragma unroll 4
   for (std::size_t i = first; i < size / 8; i += stride) {
@@ -52,40 +69,50 @@ void launch_normalise(Stream stream, T* out, MatrixBatch<bf16> x, const float* s
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The steps as they are written, in bf16.
+// The steps as they are written, in bf16. Where the GEMMs for A take scales, Y with X = s Y is stored and begins as u,
+// so that no pass divides by the norm: A = s² Y Yᵀ, Y = a Y + (b A + c A A) Y. bf16 has the range of fp32.
 
 /// Scratch of the iteration, for all matrices.
 struct StepBuffers {
   bf16 *next, *A, *B;
+  float* scales;
 
   StepBuffers(WorkspaceAllocator& allocator, MatrixBatch<bf16> x) {
     const std::size_t squares = static_cast<std::size_t>(x.count) * x.rows * x.rows;
     next = allocator.take<bf16>(x.size());
     A = allocator.take<bf16>(squares);
     B = allocator.take<bf16>(squares);
+    scales = allocator.take<float>(x.count);
   }
 };
 
-/// One step next = a x + (b A + c A A) x with A = x xᵀ.
-void polar_step(Stream stream, Mat<bf16> next, Mat<const bf16> x, Mat<bf16> A, Mat<bf16> B, int count,
-                const PolarStep& step) {
+/// One step next = a y + (b A + c A A) y with A = s² y yᵀ; no scales: s = 1.
+void polar_step(Stream stream, Mat<bf16> next, Mat<const bf16> y, const float* scales, Mat<bf16> A, Mat<bf16> B,
+                int count, const PolarStep& step) {
   const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
-  symmetric_gemm(stream, {.count = count}, x, {}, A);
+  symmetric_gemm(stream, {.count = count}, y, {}, A, scales);
   symmetric_gemm(stream, {.alpha = c, .beta = b, .count = count}, A, A, B);
-  gemm<bf16, bf16, bf16>(stream, {.beta = a, .count = count}, Op::none, B, Op::none, x, x, next);
+  gemm<bf16, bf16, bf16>(stream, {.beta = a, .count = count}, Op::none, B, Op::none, y, y, next);
 }
 
-void iterate(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
-             const StepBuffers& buffers) {
+PolarFactors iterate(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
+                     const StepBuffers& buffers) {
   const int n = x.rows;
-  // After the last swap the result is in x.
-  Mat<bf16> from(buffers.next, n, x.cols), to(x.data, n, x.cols);
-  if (iteration.steps.size() % 2 == 0) std::swap(from, to);
-  launch_normalise(stream, from.data, x, squares_of_x, iteration, 1);
+  const float* scales = nullptr;
+  if (computes_triangle(n, x.cols)) {
+    launch("polar_factor", stream, normalising_factors, ceil_div(x.count, block_warps), block_threads, 0,
+           buffers.scales, squares_of_x, x.count, matrix_parts(n, x.cols), static_cast<float>(iteration.norm_factor),
+           static_cast<float>(iteration.eps));
+    scales = buffers.scales;
+  } else {
+    launch_normalise(stream, x.data, x, squares_of_x, iteration, 1);
+  }
+  Mat<bf16> from(x.data, n, x.cols), to(buffers.next, n, x.cols);
   for (const PolarStep& step : iteration.steps) {
-    polar_step(stream, to, from, {buffers.A, n, n}, {buffers.B, n, n}, x.count, step);
+    polar_step(stream, to, from, scales, {buffers.A, n, n}, {buffers.B, n, n}, x.count, step);
     std::swap(from, to);
   }
+  return {{from.data, x.count, n, x.cols}, scales};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -151,12 +178,13 @@ void gram_steps(Stream stream, Mat<fp16> next, Mat<const fp16> x, const GramSqua
   gemm<fp16, fp16, fp16>(stream, {.alpha = 1 / p_scale, .count = count}, Op::none, Q, Op::none, x, next);
 }
 
-void iterate(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
-             const GramBuffers& buffers) {
+PolarFactors iterate(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
+                     const GramBuffers& buffers) {
   const Mat<fp16> from(in_fp16(x).data, x.rows, x.cols), next(buffers.next, x.rows, x.cols);
   launch_normalise(stream, from.data, x, squares_of_x, iteration, x_scale);
   gram_steps(stream, next, from, buffers.squares, x.count, iteration.steps.first(gram_restart));
   gram_steps(stream, from, next, buffers.squares, x.count, iteration.steps.subspan(gram_restart));
+  return {x};
 }
 
 }  // namespace
@@ -168,16 +196,13 @@ std::size_t polar_factor_workspace(MatrixBatch<bf16> x) {
   return std::max(steps.used(), gram.used());
 }
 
-void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
-                  Workspace workspace) {
+PolarFactors polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x,
+                          const PolarIteration& iteration, Workspace workspace) {
   assert(workspace.size() >= polar_factor_workspace(x));
-  if (x.count == 0) return;
+  if (x.count == 0) return {x};
   WorkspaceAllocator allocator(workspace);
-  if (takes_gram_iteration(x, iteration)) {
-    iterate(stream, x, squares_of_x, iteration, GramBuffers(allocator, x));
-  } else {
-    iterate(stream, x, squares_of_x, iteration, StepBuffers(allocator, x));
-  }
+  if (takes_gram_iteration(x, iteration)) return iterate(stream, x, squares_of_x, iteration, GramBuffers(allocator, x));
+  return iterate(stream, x, squares_of_x, iteration, StepBuffers(allocator, x));
 }
 
 }  // namespace nanorun::kernels::cuda

@@ -53,8 +53,19 @@ inline MatrixBatch<fp16> in_fp16(MatrixBatch<bf16> x) {
   return {reinterpret_cast<fp16*>(x.data), x.count, x.rows, x.cols};
 }
 
+/// Matrices X as an iteration leaves them: matrix i is scales[i] times what is stored; null: as stored.
+struct PolarFactors {
+  MatrixBatch<bf16> x;
+  const float* scales = nullptr;
+};
+
 std::size_t polar_factor_workspace(MatrixBatch<bf16> x);
-/// X = X / (norm_factor |X|_F + eps), then the steps of the iteration. X is rounded to bf16 between them.
+/// X = X / (norm_factor |X|_F + eps), then the steps of the iteration. X is rounded to bf16 between them. The result
+/// lies in the memory of x or in the workspace; the other holds scratch.
+///
+/// Where computes_triangle(rows, cols), the scales of the result are 1 / (norm_factor |X|_F + eps), and products take
+/// them into account: no pass divides the matrices. Elsewhere one does, and the result has no scales. With scales, X
+/// whose |X|_F² is above 1e37 may become NaN. NaN and infinity in a matrix make all of it NaN, and no other matrix.
 ///
 /// With takes_gram_iteration() the Gram iteration computes the same polynomial in fp16 (Zhang, Amsel, Chen and Dao
 /// 2026, "Gram Newton-Schulz", dao-lab.ai/blog/2026/gram-newton-schulz). A step multiplies X from the left by a
@@ -62,16 +73,16 @@ std::size_t polar_factor_workspace(MatrixBatch<bf16> x);
 ///   G = X Xᵀ, Q = I;  for each step { P = b G + c G G, Q = (P + a I) Q, G = (P + a I)² G };  X = Q X.
 /// With a relative rounding of u, only those singular values survive in G that are above √u of the largest, while the
 /// steps go on multiplying the others. So X = Q X, G = X Xᵀ and Q = I once more before step gram_restart
-/// (docs/performance_log.md compares the places). X is left as in_fp16(x), times stored_factor<fp16>.
-void polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x, const PolarIteration& iteration,
-                  Workspace workspace);
+/// (docs/performance_log.md compares the places). The result is in_fp16(), times stored_factor<fp16>, without scales.
+PolarFactors polar_factor(Stream stream, MatrixBatch<bf16> x, const float* squares_of_x,
+                          const PolarIteration& iteration, Workspace workspace);
 
 std::size_t muon_apply_workspace(int count);
-/// T = bf16 or fp16; x.data holds X times stored_factor<T>. Where the batches have second moments, updates these and
-/// evens X out by NorMuon. Then updates the weights and their copies by X. Adds to *squares what muon_update() adds to
-/// *MuonSquares::weights.
+/// T = bf16 or fp16; matrix i of x is X times stored_factor<T> / scales[i], without scales times stored_factor<T>.
+/// Where the batches have second moments, updates these and evens X out by NorMuon. Then updates the weights and their
+/// copies by X. Adds to *squares what muon_update() adds to *MuonSquares::weights.
 template <class T>
-void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<T> x, double normuon_beta,
-                double* squares, Workspace workspace);
+void muon_apply(Stream stream, std::span<const MuonBatch<bf16>> batches, MatrixBatch<T> x, const float* scales,
+                double normuon_beta, double* squares, Workspace workspace);
 
 }  // namespace nanorun::kernels::cuda

@@ -10,10 +10,11 @@
 namespace nanorun::kernels {
 
 NANORUN_DECLARE_TIERED({
-  /// out = alpha x yᵀ + beta addend, symmetric, where computes_triangle(x.rows, x.cols).
+  /// out = alpha s² x yᵀ + beta addend, symmetric, where computes_triangle(x.rows, x.cols). scales: s of each matrix;
+  /// null: 1.
   template <class T>
   void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
-                        Mat<T> out);
+                        Mat<T> out, const float* scales);
 })
 
 }  // namespace nanorun::kernels
@@ -29,6 +30,7 @@ struct Shape {
   float alpha, beta;
   int n, k;
   bool x_is_y;
+  const float* scales;  ///< s of each matrix; null: 1
 
   __host__ __device__ int count() const { return triangle_tiles(n, tile_side); }
 };
@@ -47,6 +49,12 @@ struct TilePosition {
     row *= side;
   }
   __device__ bool diagonal() const { return row == col; }
+  /// What multiplies the sums of its matrix.
+  __device__ float alpha(const Shape& p) const {
+    if (p.scales == nullptr) return p.alpha;
+    const float s = p.scales[matrix / p.n];
+    return p.alpha * s * s;
+  }
   /// Whether the same rows of one matrix are both factors.
   __device__ bool one_factor(const Shape& p) const { return p.x_is_y && diagonal(); }
   /// Whether the part below the diagonal is the mirror image of the one above: rounding makes products of two factors
@@ -75,12 +83,13 @@ __device__ __forceinline__ void mirror_block(std::uint32_t (&pairs)[4]) {
   pairs[1] = transposed(pairs[2]);
 }
 
-/// A thread's pairs of a 16 x 16 block, of its eight sums of it; `pairs` has the addend's where there is one.
+/// A thread's pairs of a 16 x 16 block, of its eight sums of it; `pairs` has the addend's where there is one. alpha:
+/// TilePosition::alpha().
 template <class T>
-__device__ __forceinline__ void sum_block(std::uint32_t (&pairs)[4], const Shape& p, const float* sums) {
+__device__ __forceinline__ void sum_block(std::uint32_t (&pairs)[4], const Shape& p, float alpha, const float* sums) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    float low = p.alpha * sums[2 * k], high = p.alpha * sums[2 * k + 1];
+    float low = alpha * sums[2 * k], high = alpha * sums[2 * k + 1];
     if (p.beta != 0) {
       const float2 addend = unpack_pair<T>(pairs[k]);
       low += p.beta * addend.x;
@@ -93,7 +102,7 @@ __device__ __forceinline__ void sum_block(std::uint32_t (&pairs)[4], const Shape
 /// Epilogue of a warp: adds the addend to its 16 rows, stages them in its place, and stages their mirror image: below
 /// the diagonal of a tile that is `mirrored`, else in `mirror`. `Stores` stores 16 x 16 blocks, as they are and turned.
 template <class T, class Stores>
-__device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Shape& p,
+__device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2], const Shape& p, float alpha,
                                       const GemmFragment& accumulator, int warp, bool mirrored) {
   constexpr int warps = panel_side / 16;  // of the rows of the tile that are a panel of its mirror image
 #pragma unroll
@@ -102,7 +111,7 @@ __device__ __forceinline__ void stage(Columns (&direct)[2], Columns (&mirror)[2]
     const std::uint32_t at = block_at(direct[i / 4], 16 * warp, i % 4 * 2);
     std::uint32_t pairs[4];
     if (p.beta != 0) ldmatrix(pairs, at);
-    sum_block<T>(pairs, p, accumulator + 8 * i);
+    sum_block<T>(pairs, p, alpha, accumulator + 8 * i);
     if (mirrored && i == warp) mirror_block(pairs);
     Stores::direct(direct[i / 4], 16 * warp, i % 4 * 2, pairs);
     if (mirrored && i == warp) continue;

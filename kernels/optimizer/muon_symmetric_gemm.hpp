@@ -22,12 +22,14 @@ constexpr bool computes_squares(int n, int k, int count, int sm_count) {
   return rounds >= 2 && 4 * (4 * rounds * pairs) <= 5 * count * triangle_tiles(n, 128);
 }
 
-/// out = alpha x xᵀ + beta addend (BLAS: syrk). The addend is symmetric, and not read where beta is 0.
+/// out = alpha s² x xᵀ + beta addend (BLAS: syrk). The addend is symmetric, and not read where beta is 0.
 /// Shapes: x [n, k]; addend, out [n, n]; options.count of each, contiguous. out overlaps neither x nor addend.
-/// With computes_triangle(n, k) out is exactly symmetric. Throws as gemm().
+/// scales [options.count] in device memory: s of each matrix; null: 1. The sums of x xᵀ must be finite before s.
+/// With computes_triangle(n, k) out is exactly symmetric. Throws as gemm(), and std::invalid_argument where there are
+/// scales but gemm() would compute out.
 template <class T>
 void symmetric_gemm(Stream stream, const GemmOptions& options, Mat<const std::type_identity_t<T>> x,
-                    Mat<const std::type_identity_t<T>> addend, Mat<T> out);
+                    Mat<const std::type_identity_t<T>> addend, Mat<T> out, const float* scales = nullptr);
 
 /// out = (alpha x + beta I) y, for symmetric x and y that commute, such as polynomials of one symmetric matrix: their
 /// product is symmetric. x, y, out [n, n], options.count of each, contiguous; out overlaps neither x nor y.

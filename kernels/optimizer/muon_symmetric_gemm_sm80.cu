@@ -80,9 +80,10 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm)
   }
   const int warp = __shfl_sync(~0u, threadIdx.x / warp_size, 0);
   const bool mirrored = tile.mirrored(p);
+  const float alpha = tile.alpha(p);
 #pragma unroll
   for (int part = 0; part < warp_parts; ++part) {
-    stage<T, Stores>(direct, mirror, p, sums[part], warp * warp_parts + part, mirrored);
+    stage<T, Stores>(direct, mirror, p, alpha, sums[part], warp * warp_parts + part, mirrored);
   }
   __syncthreads();
   store_tile(direct, p.out, row, tile.col);
@@ -93,10 +94,13 @@ __global__ void __launch_bounds__(gemm_threads, blocks_per_sm)
 
 template <class T>
 void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
-                      Mat<T> out) {
+                      Mat<T> out, const float* scales) {
   const auto batch = [&](auto m) { return decltype(m)(m.data, options.count * m.rows, m.cols, m.ld); };
-  const Problem<T> p{
-      {options.alpha, options.beta, x.rows, x.cols, x.data == y.data}, batch(x), batch(y), batch(addend), batch(out)};
+  const Problem<T> p{{options.alpha, options.beta, x.rows, x.cols, x.data == y.data, scales},
+                     batch(x),
+                     batch(y),
+                     batch(addend),
+                     batch(out)};
   const auto kernel = symmetric_gemm_kernel<T>;
   constexpr int shared_bytes = sizeof(Shared);
   static_assert(shared_bytes <= 99 * 1024);
@@ -105,9 +109,9 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   launch("symmetric_gemm", stream, kernel, options.count * p.count(), gemm_threads, shared_bytes, p);
 }
 
-template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>,
-                               Mat<bf16>);
-template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>,
-                               Mat<fp16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, Mat<bf16>,
+                               const float*);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>, Mat<fp16>,
+                               const float*);
 
 }  // namespace nanorun::kernels::cuda::ampere

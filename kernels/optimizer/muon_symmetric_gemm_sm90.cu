@@ -54,6 +54,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   const int thread = threadIdx.x % warpgroup_size, warp = consumer * 4 + __shfl_sync(~0u, thread / 32, 0);
   PipelineState<stages> at;
   const bool one_factor = tile.one_factor(p);
+  const float alpha = tile.alpha(p);  // before the sums, which hide the load
   GemmFragment accumulator;
   int before = 0;
   for (int k = 0; k < p.k_tiles; ++k, at.advance()) {
@@ -80,7 +81,7 @@ __device__ void consume(Shared<stages>& s, const Problem& p, const TilePosition&
   auto& direct = s.k_tile[at.stage];
   auto& mirror = s.k_tile[(at.stage + 1) % stages];
   const bool mirrored = tile.mirrored(p);
-  stage<T, Stores>(direct, mirror, p, accumulator, warp, mirrored);
+  stage<T, Stores>(direct, mirror, p, alpha, accumulator, warp, mirrored);
   fence_async_proxy();
   if (mirrored) {
     named_barrier_sync(all_summed, consumer_threads);
@@ -139,7 +140,7 @@ CUtensorMap batch_map(Mat<const T> m, int count, int box_rows) {
 
 template <class T>
 void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x, Mat<const T> y, Mat<const T> addend,
-                      Mat<T> out) {
+                      Mat<T> out, const float* scales) {
   static_assert(tile_k == panel_columns);
   const int count = options.count;
   Problem p{};
@@ -153,6 +154,7 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   p.k = x.cols;
   p.k_tiles = x.cols / tile_k;
   p.x_is_y = x.data == y.data;
+  p.scales = scales;
   p.matrices = count;
   if (computes_squares(p.n, p.k, count, sm_count())) {
     launch_squares<T>(stream, p);
@@ -163,9 +165,9 @@ void compute_triangle(Stream stream, const GemmOptions& options, Mat<const T> x,
   }
 }
 
-template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>,
-                               Mat<bf16>);
-template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>,
-                               Mat<fp16>);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const bf16>, Mat<const bf16>, Mat<const bf16>, Mat<bf16>,
+                               const float*);
+template void compute_triangle(Stream, const GemmOptions&, Mat<const fp16>, Mat<const fp16>, Mat<const fp16>, Mat<fp16>,
+                               const float*);
 
 }  // namespace nanorun::kernels::cuda::hopper

@@ -203,7 +203,7 @@ struct Consumer {
 
   /// Adds the addend, which lies in one stage for each half of the columns, and rounds.
   template <class T>
-  __device__ __forceinline__ void round_with_addend(Result& result, const GemmFragment (&sums)[2]) {
+  __device__ __forceinline__ void round_with_addend(Result& result, float alpha, const GemmFragment (&sums)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mbarrier_wait(s.full[at.stage], at.parity);
@@ -211,7 +211,7 @@ struct Consumer {
       for (int i = 0; i < tile_side / 16; ++i) {
         auto& pairs = result.pairs[2 * half + i / 4][i % 4];
         ldmatrix(pairs, block_at(s.y[at.stage][i / 4], consumer_rows * index + 16 * warp(), i % 4 * 2));
-        sum_block<T>(pairs, p, sums[half] + 8 * i);
+        sum_block<T>(pairs, p, alpha, sums[half] + 8 * i);
       }
       fence_async_proxy();
       sync();
@@ -221,13 +221,14 @@ struct Consumer {
   }
 
   template <class T>
-  __device__ __forceinline__ void round(Result& result, const GemmFragment (&sums)[2], const Square& square) {
+  __device__ __forceinline__ void round(Result& result, float alpha, const GemmFragment (&sums)[2],
+                                        const Square& square) {
     if (p.beta != 0) {
-      round_with_addend<T>(result, sums);
+      round_with_addend<T>(result, alpha, sums);
     } else {
 #pragma unroll
       for (int i = 0; i < square_side / 16; ++i) {
-        sum_block<T>(result.pairs[i / 4][i % 4], p, sums[i / 8] + 8 * (i % 8));
+        sum_block<T>(result.pairs[i / 4][i % 4], p, alpha, sums[i / 8] + 8 * (i % 8));
       }
     }
     result.matrix = square.matrix;
@@ -241,13 +242,14 @@ __device__ void consume(Shared& s, const Problem& p) {
   Consumer consumer{s, p};
   Result result;
   for_squares(p, [&](const Square& square) {
+    const float alpha = square.alpha(p);  // before the sums, which hide the load
     GemmFragment sums[2];
     if (square.right_half(square.rank)) {
       consumer.sum<T, true>(sums, square, result);
     } else {
       consumer.sum<T, false>(sums, square, result);
     }
-    consumer.round<T>(result, sums, square);
+    consumer.round<T>(result, alpha, sums, square);
   });
 #pragma unroll
   for (int panel = 0; panel < panels; ++panel) consumer.store_panel(result, panel);

@@ -293,20 +293,30 @@ void lm_head_weight_gradient(benchmark::State& state, int rows) {
 }
 
 /// The iteration on `count` matrices [rows, cols], normalised by a norm somewhat above theirs; the rate is as if it
-/// took no Gram iteration and computed all GEMMs in full.
+/// took no Gram iteration and computed all GEMMs in full. It leaves other matrices, so each run has its own.
 void polar_factor(benchmark::State& state, const PolarIteration& iteration, int count, int rows, int cols) {
+  constexpr int runs = 4;
   const double n = rows, m = cols;
-  const Values<bf16> values(std::size_t{1} * rows * cols * count);
-  const MatrixBatch<bf16> x{values.data(), count, rows, cols};
+  const std::size_t size = std::size_t{1} * rows * cols * count;
+  const Values<bf16> values(size), of_runs(runs * size);
+  MatrixBatch<bf16> x{of_runs.data(), count, rows, cols};
+  int run = 0;
   const Values<float> squares(static_cast<std::size_t>(count) * cuda::matrix_parts(rows, cols));
   check(cudaMemset(squares.data(), 0x47, squares.size() * sizeof(float)));
   const Values<std::byte> scratch(cuda::polar_factor_workspace(x));
   measure(
       state, 5 * count * (4 * n * n * m + 2 * n * n * n), 0,
       [&] {
+        x.data = of_runs.data() + run++ % runs * size;
         cuda::polar_factor(stream, x, squares.data(), iteration, {scratch.data(), scratch.size()});
       },
-      4);
+      runs, Operands::bf16,
+      [&] {
+        for (int i = 0; i < runs; ++i) {
+          check(
+              cudaMemcpyAsync(of_runs.data() + i * size, values.data(), size * sizeof(bf16), cudaMemcpyDeviceToDevice));
+        }
+      });
 }
 
 enum class Addend : bool { no, yes };

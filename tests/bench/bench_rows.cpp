@@ -228,7 +228,7 @@ void muon_apply(benchmark::State& state) {
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
   Tensor<float> workspace(cuda::muon_apply_workspace(m.wide.count) / sizeof(float));
   measure(state, 14.0 * matrix, [&] {
-    cuda::muon_apply(stream, batches, cuda::in_fp16(m.wide), 0.9, m.squares.data,
+    cuda::muon_apply(stream, batches, cuda::in_fp16(m.wide), nullptr, 0.9, m.squares.data,
                      std::as_writable_bytes(workspace.flat()));
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Matrices of several batches as Muon's CUDA implementation updates them.
 
+#include <cmath>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -61,6 +62,23 @@ inline Vector<float> widened(const Vector<float>& x, const Shapes& shapes, Direc
   return wide;
 }
 
+/// Scales of matrices, from 1e-6 to 1e6 in turns.
+inline Vector<float> scales_of(int count) {
+  Vector<float> scales;
+  for (int i = 0; i < count; ++i) scales.push_back(static_cast<float>(std::pow(10, i * 5 % 13 - 6)));
+  return scales;
+}
+/// What is stored in bf16 of matrices X of `size` elements beside their scales. X becomes what that stands for.
+inline Vector<float> divide_by_scales(Vector<float>& x, std::size_t size, const Vector<float>& scales) {
+  Vector<float> stored;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float scale = scales[i / size];
+    stored.push_back(kernels::round_to_bf16(x[i] / scale));
+    x[i] = scale * stored.back();
+  }
+  return stored;
+}
+
 enum class Rule { muon, normuon, two_momenta };
 
 /// Matrices of several batches, with their state, in device memory.
@@ -91,10 +109,21 @@ struct MuonMatrices {
     }
     cuda_check(cudaMemcpy(x.data(), rounded.data(), rounded.size() * sizeof(T), cudaMemcpyHostToDevice));
   }
-  template <class T = bf16>
-  Vector<float> host_x() const {
-    Vector<float> values;
-    for (const bf16 value : x.host()) values.push_back(to_float(T{value.bits}) / cuda::stored_factor<T>);
+  Vector<float> host_x() const { return host_factors<bf16>({{x.data(), wide.count, wide.rows, wide.cols}}); }
+  /// X of the factors, which T stores.
+  template <class T>
+  static Vector<float> host_factors(const cuda::PolarFactors& factors) {
+    const MatrixBatch<bf16>& stored = factors.x;
+    Vector<bf16> bits(stored.size());
+    Vector<float> scales(stored.count, 1), values;
+    cuda_check(cudaDeviceSynchronize());
+    cuda_check(cudaMemcpy(bits.data(), stored.data, bits.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+    if (factors.scales) {
+      cuda_check(cudaMemcpy(scales.data(), factors.scales, scales.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    }
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      values.push_back(to_float(T{bits[i].bits}) * scales[i / stored.matrix_size()] / cuda::stored_factor<T>);
+    }
     return values;
   }
 

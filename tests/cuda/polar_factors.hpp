@@ -30,10 +30,11 @@ inline Vector<float> device_polar_factors(Stream stream, const Vector<float>& x,
   const DeviceVector<std::byte> scratch(cuda::polar_factor_workspace(matrices.wide));  // begins as NaN
   cuda::muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), {coefficients(iteration)},
                       squares.data());
-  cuda::polar_factor(stream, matrices.wide, matrices.squares_of_x.data(), coefficients(iteration),
-                     {scratch.data(), scratch.size()});
+  const cuda::PolarFactors factors = cuda::polar_factor(stream, matrices.wide, matrices.squares_of_x.data(),
+                                                        coefficients(iteration), {scratch.data(), scratch.size()});
   const bool gram = cuda::takes_gram_iteration(matrices.wide, coefficients(iteration));
-  return widened(gram ? matrices.host_x<fp16>() : matrices.host_x<bf16>(), shapes, Direction::back);
+  const auto host = gram ? MuonMatrices::host_factors<fp16> : MuonMatrices::host_factors<bf16>;
+  return widened(host(factors), shapes, Direction::back);
 }
 
 inline Vector<float> device_polar_factors(const Vector<float>& x, const Shapes& shapes, Iteration iteration) {

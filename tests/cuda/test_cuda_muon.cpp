@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -36,19 +38,25 @@ const Shapes batches[] = {{{2, 8, 8}},
                           {{1, 1152, 768}, {1, 768, 1152}},
                           {{1, 520, 1048}}};
 
-/// The iteration on one wide matrix, every matrix rounded to bf16 where the tensor cores' results are stored.
+/// The iteration on one wide matrix, every matrix rounded to bf16 where the tensor cores' results are stored. X is
+/// stored divided by `scale`, which is 1 where the GEMMs take no scales.
 void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
   const int n = x.rows, m = x.cols;
   double squares = 0;
   for (std::size_t i = 0; i < x.size(); ++i) squares += std::pow(static_cast<double>(x.data[i]), 2);
   test::Vector<float> X(x.data, x.data + x.size()), A(n * n), B(n * n), next(X.size());
   test::round(X);
-  for (float& value : X) value /= static_cast<float>(iteration.norm_factor * std::sqrt(squares) + iteration.eps);
-  test::round(X);
+  auto scale = static_cast<float>(1 / (iteration.norm_factor * std::sqrt(squares) + iteration.eps));
+  if (!computes_triangle(n, m)) {
+    for (float& value : X) value *= scale;
+    test::round(X);
+    scale = 1;
+  }
   for (const PolarStep& step : iteration.steps) {
     const auto a = static_cast<float>(step.a), b = static_cast<float>(step.b), c = static_cast<float>(step.c);
     const Mat<float> X_mat(X.data(), n, m), A_mat(A.data(), n, n), B_mat(B.data(), n, n);
     portable::linear_forward<float>({}, A_mat, X_mat, X_mat);
+    for (float& value : A) value *= scale * scale;
     test::round(A);
     portable::linear_forward<float>({}, B_mat, A_mat, A_mat);
     for (std::size_t i = 0; i < B.size(); ++i) B[i] = b * A[i] + c * B[i];
@@ -57,7 +65,7 @@ void rounded_iteration(Mat<float> x, const PolarIteration& iteration) {
     for (std::size_t i = 0; i < X.size(); ++i) X[i] = a * X[i] + next[i];
     test::round(X);
   }
-  std::copy(X.begin(), X.end(), x.data);
+  for (std::size_t i = 0; i < X.size(); ++i) x.data[i] = scale * X[i];
 }
 
 /// Rounding to bf16 costs what the emulation says: the steps multiply small singular values, and the roundings of the
@@ -94,13 +102,16 @@ TEST(CudaMuon, SixMapsAreTheIterationRoundedToBf16) {
   expect_rounded_iteration(Iteration::six_maps, 0.1);
 }
 
-TEST(CudaMuon, EveryMatrixIsItsOwn) {
-  SKIP_WITHOUT_DEVICE();
-  // Each scaled differently: a norm or an element of another matrix would show.
-  const Shapes shapes{{2, 128, 192}, {3, 192, 128}, {1, 128, 192}};
-  constexpr std::size_t size = 128 * 192;
+/// Six matrices: of whole tiles, for which the GEMMs take scales, and others.
+const Shapes of_one_shape[] = {
+    {{2, 128, 192}, {3, 192, 128}, {1, 128, 192}}, {{6, 256, 256}}, {{4, 136, 200}, {2, 200, 136}}};
+
+/// Matrix i of the six times factor(i).
+void expect_own_factors(const Shapes& shapes, double (*factor)(std::size_t)) {
+  SCOPED_TRACE(name_of(shapes));
+  const std::size_t size = size_of(shapes) / 6;
   auto x = test::convert<float>(test::random_values(size_of(shapes), 8));
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(1 + i / size * 10);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = round_to_bf16(static_cast<float>(factor(i / size) * x[i]));
   const test::Vector<float> exact = test::portable_polar_factors(x, shapes, newton_schulz),
                             result = test::device_polar_factors(x, shapes, newton_schulz);
   for (std::size_t at = 0; at < x.size(); at += size) {
@@ -108,6 +119,40 @@ TEST(CudaMuon, EveryMatrixIsItsOwn) {
       return test::Vector<float>(v.begin() + at, v.begin() + at + size);
     };
     EXPECT_LT(test::relative_error(part(result), part(exact)), 0.03) << at / size;
+  }
+}
+
+TEST(CudaMuon, EveryMatrixIsItsOwn) {
+  SKIP_WITHOUT_DEVICE();
+  // Each scaled differently: a norm or an element of another matrix would show.
+  const auto by_tens = [](std::size_t matrix) { return 1 + 10.0 * static_cast<double>(matrix); };
+  const auto by_decades = [](std::size_t matrix) { return std::pow(10, 2.4 * static_cast<double>(matrix) - 6); };
+  for (const Shapes& shapes : of_one_shape) {
+    expect_own_factors(shapes, by_tens);
+    expect_own_factors(shapes, by_decades);
+  }
+}
+
+TEST(CudaMuon, ZeroAndNonFiniteValuesStayInTheirMatrix) {
+  SKIP_WITHOUT_DEVICE();
+  const test::BlasStream stream(Gemms::reproducible);
+  for (const Shapes& shapes : of_one_shape) {
+    SCOPED_TRACE(name_of(shapes));
+    const std::size_t size = size_of(shapes) / 6;
+    auto x = test::convert<float>(test::random_values(size_of(shapes), 9));
+    const test::Vector<float> finite = test::device_polar_factors(stream, x, shapes, newton_schulz);
+    std::fill_n(x.begin(), size, 0.0f);
+    x[2 * size + 5] = std::numeric_limits<float>::quiet_NaN();
+    x[4 * size + 5] = std::numeric_limits<float>::max();  // rounded to infinity
+    const test::Vector<float> result = test::device_polar_factors(stream, x, shapes, newton_schulz);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t matrix = i / size;
+      if (matrix == 2 || matrix == 4) {
+        ASSERT_TRUE(std::isnan(result[i])) << i;
+      } else {
+        ASSERT_EQ(result[i], matrix == 0 ? 0 : finite[i]) << i;
+      }
+    }
   }
 }
 
@@ -148,10 +193,10 @@ test::Vector<float> matrices_with_zeros(const Shape& shape, unsigned seed) {
 }
 
 template <class T>
-void apply(const Matrices& matrices, double* squares) {
+void apply(const Matrices& matrices, const float* scales, double* squares) {
   const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));  // begins as NaN
   const test::SumStream stream;
-  muon_apply(stream, matrices.batches, matrices.stored<T>(), 0.9, squares, {scratch.data(), scratch.size()});
+  muon_apply(stream, matrices.batches, matrices.stored<T>(), scales, 0.9, squares, {scratch.data(), scratch.size()});
   synchronize(stream);
 }
 
@@ -160,11 +205,11 @@ test::Vector<float> rounded(test::Vector<float> values) {
   return values;
 }
 
-/// Two steps on batches of these shapes, in one call each, with X stored in T. Weights of 0 become X where the rate is
-/// -1.
+/// Two steps on batches of these shapes, in one call each, with X stored in T, with scales or without. Weights of 0
+/// become X where the rate is -1.
 template <class T>
-void compare_normuon(const Shapes& shapes) {
-  SCOPED_TRACE(name_of(shapes));
+void compare_normuon(const Shapes& shapes, bool scaled = false) {
+  SCOPED_TRACE(name_of(shapes) + (scaled ? "scaled" : ""));
   Matrices matrices(shapes, test::Rule::normuon);
   for (MuonBatch<bf16>& batch : matrices.batches) batch.lr = -1;
   test::Vector<float> q(matrices.second_moment.size());
@@ -174,9 +219,12 @@ void compare_normuon(const Shapes& shapes) {
       for (const float value : rounded(matrices_with_zeros(shapes[i], seed + i))) x.push_back(value);
     }
     matrices.set(matrices.weights, test::Vector<float>(x.size()));
-    matrices.set_x<T>(test::widened(x, shapes));
+    const test::DeviceVector<float> scales(test::scales_of(matrices.wide.count));
+    const test::Vector<float> stored =
+        scaled ? test::divide_by_scales(x, matrices.wide.matrix_size(), scales.host()) : x;
+    matrices.set_x<T>(test::widened(stored, shapes));
     const test::DeviceSum squares;
-    apply<T>(matrices, squares.data());
+    apply<T>(matrices, scaled ? scales.data() : nullptr, squares.data());
     float* second_moment = q.data();
     double expected_squares = 0;
     for (const MatrixBatch<float>& batch : batches_of(x.data(), shapes)) {
@@ -203,6 +251,14 @@ TEST(CudaNorMuon, MatchesPortable) {
   compare_normuon<bf16>(Shapes(70, {2, 24, 16}));
 }
 
+TEST(CudaNorMuon, MatchesPortableWithScales) {
+  SKIP_WITHOUT_DEVICE();
+  compare_normuon<bf16>({{3, 64, 64}}, true);
+  compare_normuon<bf16>({{2, 16, 40}, {3, 40, 16}}, true);
+  compare_normuon<bf16>({{5, 256, 256}}, true);
+  compare_normuon<bf16>(Shapes(70, {2, 24, 16}), true);
+}
+
 TEST(CudaNorMuon, MatchesPortableInFp16) {
   SKIP_WITHOUT_DEVICE();
   compare_normuon<fp16>({{3, 64, 64}});
@@ -217,7 +273,7 @@ TEST(CudaNorMuon, ZeroStaysZero) {
   matrices.batches.front().lr = -1;
   matrices.set_x(test::Vector<float>(size_of(shapes)));
   const test::DeviceSum squares;
-  apply<bf16>(matrices, squares.data());
+  apply<bf16>(matrices, nullptr, squares.data());
   for (const float value : matrices.weights.host()) ASSERT_EQ(value, 0);
   for (const float value : matrices.second_moment.host()) ASSERT_EQ(value, 0);
 }

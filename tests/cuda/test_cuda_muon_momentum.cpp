@@ -151,16 +151,18 @@ void expect_narrowed(const test::Vector<bf16>& copy, const test::Vector<float>& 
   EXPECT_GT(inexact, copy.size() / 4) << "truncated and rounded weights must differ";
 }
 
-/// Each batch with its own rates; every other one has its copy truncated.
-void compare_apply(const Shapes& shapes, double decay) {
-  SCOPED_TRACE(name_of(shapes));
+/// Each batch with its own rates; every other one has its copy truncated. X with scales, or without.
+void compare_apply(const Shapes& shapes, double decay, bool scaled = false) {
+  SCOPED_TRACE(name_of(shapes) + (scaled ? "scaled" : ""));
   MuonMatrices matrices(shapes);
   const test::SumStream stream;
   const test::DeviceSum squares;
   test::Vector<float> w = values(size_of(shapes), 1), x = values(size_of(shapes), 2);
   for (float& value : x) value = round_to_bf16(value);
   matrices.set(matrices.weights, w);
-  matrices.set_x(test::widened(x, shapes));
+  const test::DeviceVector<float> scales(test::scales_of(matrices.wide.count));
+  const test::Vector<float> stored = scaled ? test::divide_by_scales(x, matrices.wide.matrix_size(), scales.host()) : x;
+  matrices.set_x(test::widened(stored, shapes));
   test::Vector<double> host_squares(1);
   std::size_t at = 0;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -179,7 +181,8 @@ void compare_apply(const Shapes& shapes, double decay) {
     at += batch.size();
   }
   const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));  // begins as NaN
-  muon_apply(stream, matrices.batches, matrices.wide, 0, squares.data(), {scratch.data(), scratch.size()});
+  muon_apply(stream, matrices.batches, matrices.wide, scaled ? scales.data() : nullptr, 0, squares.data(),
+             {scratch.data(), scratch.size()});
   const test::Vector<float> got = matrices.weights.host();
   expect_match("weights", got, w, 1e-6, 1e-6);
   expect_narrowed(matrices.copy.host(), got, matrices.batches);
@@ -222,7 +225,10 @@ TEST(CudaMuonMomentum, OfGradientsInBf16MatchesPortable) {
 TEST(CudaMuonApply, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const Shapes& shapes : all_shapes) {
-    for (const double decay : {0.0, 0.25}) compare_apply(shapes, decay);
+    for (const double decay : {0.0, 0.25}) {
+      compare_apply(shapes, decay);
+      compare_apply(shapes, decay, true);
+    }
   }
 }
 
@@ -245,7 +251,8 @@ TEST(CudaMuonStages, SumsAreReproducible) {
       muon_momentum(stream, matrices.batches, matrices.wide, matrices.squares_of_x.data(), options_of(0.95, 1.0 / 3),
                     of_gradients.data());
       const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));  // begins as NaN
-      muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
+      muon_apply(stream, matrices.batches, matrices.wide, nullptr, 0, of_weights.data(),
+                 {scratch.data(), scratch.size()});
       return test::Vector<double>{of_gradients.added(), of_weights.added()};
     });
   }
@@ -272,7 +279,8 @@ TEST(CudaMuonStages, NonFiniteGradientOrWeightIsDetected) {
         batch.decay = 0.1;
       }
       const test::DeviceVector<std::byte> scratch(muon_apply_workspace(matrices.wide.count));
-      muon_apply(stream, matrices.batches, matrices.wide, 0, of_weights.data(), {scratch.data(), scratch.size()});
+      muon_apply(stream, matrices.batches, matrices.wide, nullptr, 0, of_weights.data(),
+                 {scratch.data(), scratch.size()});
       EXPECT_FALSE(std::isfinite(of_weights.added()));
     }
   }
@@ -326,6 +334,7 @@ TEST(CudaMuonUpdate, MatchesPortable) {
   SKIP_WITHOUT_DEVICE();
   for (const bool normuon : {false, true}) {
     compare_update({{2, 256, 384}, {3, 384, 256}, {1, 256, 384}}, normuon, 0.03);
+    compare_update({{5, 256, 256}}, normuon, 0.03);
     compare_update({{1, 512, 1024}, {1, 1024, 512}}, normuon, 0.01);  // the Gram iteration
   }
 }

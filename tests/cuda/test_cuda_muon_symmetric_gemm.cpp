@@ -99,14 +99,18 @@ void expect_symmetric(const test::Vector<float>& got, std::size_t n) {
       for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
 }
 
-/// out is alpha x xᵀ + beta addend, and exactly symmetric.
+/// out is alpha s² x xᵀ + beta addend, and exactly symmetric. scales: s of each matrix; none: 1.
 template <class T>
 void expect_sum(const Case& c, const test::DeviceVector<T>& out, float alpha, const Matrices<T>& x, float beta,
-                const Matrices<T>& addend) {
+                const Matrices<T>& addend, const test::Vector<float>& scales = {}) {
   test::Vector<float> expected(addend.host.size());
   for (int i = 0; i < c.count; ++i) {
     portable::linear_forward<float>({}, {expected.data() + static_cast<std::size_t>(i) * c.n * c.n, c.n, c.n},
                                     x.host_mat(i), x.host_mat(i));
+  }
+  const std::size_t square = static_cast<std::size_t>(c.n) * c.n;
+  for (std::size_t i = 0; i < expected.size() && !scales.empty(); ++i) {
+    expected[i] *= scales[i / square] * scales[i / square];
   }
   for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = alpha * expected[i] + beta * addend.host[i];
   const test::Vector<float> got = host_values(out);
@@ -136,6 +140,41 @@ TEST(CudaMuonSymmetricGemm, AddsASymmetricMatrix) {
   SKIP_WITHOUT_DEVICE();
   for (const Case& c : cases) check<bf16>(c, 2.0315f, -4.775f);
   for (const Case& c : cases) check<fp16>(c, 2.0315f, -4.775f);
+}
+
+/// Scales of the matrices of bf16 from 1e-6 to 1e6, of fp16 from 1/8 to 8, and matrices divided by them.
+template <class T>
+void check_scaled(const Case& c, float beta) {
+  SCOPED_TRACE(name_of(c) + ", beta " + std::to_string(beta));
+  const test::BlasStream stream;
+  test::Vector<float> scales, values = test::Tensor<float>(c.count * c.n, c.k, 3).device_values();
+  for (int i = 0; i < c.count; ++i) {
+    const double decade = static_cast<double>(i * 5 % 13 - 6) / 6;
+    scales.push_back(static_cast<float>(std::is_same_v<T, bf16> ? std::pow(10, 6 * decade) : std::pow(8, decade)));
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] /= scales[i / c.k / c.n];
+  const Matrices<T> x(values, c.n, c.k), addend = symmetric_matrices<T>(c, 5);
+  const test::DeviceVector<T> out(addend.host.size());  // begins as NaN
+  const test::DeviceVector<float> device_scales(scales);
+  symmetric_gemm(stream, {.alpha = 2.0315f, .beta = beta, .count = c.count}, x.mat(), addend.mat(),
+                 Mat<T>(out.data(), c.n, c.n), device_scales.data());
+  expect_sum(c, out, 2.0315f, x, beta, addend, scales);
+}
+
+TEST(CudaMuonSymmetricGemm, ScalesEachMatrix) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Case& c : {Case{1, 128, 64}, Case{11, 128, 192}, Case{3, 384, 512}, Case{11, 768, 768}, square_cases[0],
+                        square_cases[3]}) {
+    for (const float beta : {0.0f, -4.775f}) check_scaled<bf16>(c, beta);
+    check_scaled<fp16>(c, 0);
+  }
+}
+
+TEST(CudaMuonSymmetricGemm, RefusesScalesWithoutWholeTiles) {
+  const float scale = 1;
+  test::Vector<bf16> x(64 * 64), out(x.size());
+  const Mat<bf16> out_mat(out.data(), 64, 64);
+  EXPECT_THROW(symmetric_gemm({}, {}, Mat<const bf16>(x.data(), 64, 64), {}, out_mat, &scale), std::invalid_argument);
 }
 
 /// The two kernels of Hopper: where there are enough squares for two rounds of the pairs of SMs of an H100.
