@@ -189,10 +189,13 @@ void adam_update(benchmark::State& state) {
   });
 }
 
-/// The matrices of the MLP that are tall, or those that are wide, on their way through an update with NorMuon.
+/// The matrices of MLPs of `columns` columns that are tall, or those that are wide, on their way through an update with
+/// NorMuon.
 struct MuonMatrices {
-  explicit MuonMatrices(bool tall)
-      : batch{tall ? matrices : 0, 4 * width, width}, other{tall ? 0 : matrices, width, 4 * width} {
+  MuonMatrices(bool tall, int columns)
+      : columns(columns),
+        batch{tall ? matrices : 0, 4 * columns, columns},
+        other{tall ? 0 : matrices, columns, 4 * columns} {
     for (MuonBatch<bf16>* b : {&batch, &other}) {
       b->weights = weights.data;
       b->gradients = gradients.data;
@@ -204,30 +207,33 @@ struct MuonMatrices {
   }
 
   static constexpr int matrices = 12;
-  Tensor<float> weights{matrix}, gradients{matrix}, momentum{matrix}, second_moment{matrices * 4 * width};
-  Tensor<bf16> copy{matrix}, x{matrix};
+  int columns;
+  std::size_t size = std::size_t{matrices} * 4 * columns * columns;
+  Tensor<float> weights{size}, gradients{size}, momentum{size};
+  Tensor<float> second_moment{std::size_t{matrices} * 4 * columns};
+  Tensor<bf16> copy{size}, x{size};
   MuonBatch<bf16> batch, other;
-  MatrixBatch<bf16> wide{x.data, matrices, width, 4 * width};
-  Tensor<float> squares_of_x{static_cast<std::size_t>(matrices) * cuda::matrix_parts(width, 4 * width)};
+  MatrixBatch<bf16> wide{x.data, matrices, columns, 4 * columns};
+  Tensor<float> squares_of_x{static_cast<std::size_t>(matrices) * cuda::matrix_parts(columns, 4 * columns)};
   Tensor<double> squares{1};
 };
 
-/// Argument: whether they are tall.
+/// Arguments: whether they are tall, and columns.
 void muon_momentum(benchmark::State& state) {
-  MuonMatrices m(state.range(0) != 0);
+  MuonMatrices m(state.range(0) != 0, static_cast<int>(state.range(1)));
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
-  measure(state, 14.0 * matrix, [&] {
+  measure(state, 14.0 * static_cast<double>(m.size), [&] {
     cuda::muon_momentum(stream, batches, m.wide, m.squares_of_x.data,
                         {.iteration = polar_express_iteration, .momentum = 0.95}, m.squares.data);
   });
 }
 
-/// Argument: whether they are tall.
+/// Arguments: whether they are tall, and columns.
 void muon_apply(benchmark::State& state) {
-  MuonMatrices m(state.range(0) != 0);
+  MuonMatrices m(state.range(0) != 0, static_cast<int>(state.range(1)));
   const MuonBatch<bf16> batches[] = {m.batch, m.other};
   Tensor<float> workspace(cuda::muon_apply_workspace(m.wide.count) / sizeof(float));
-  measure(state, 14.0 * matrix, [&] {
+  measure(state, 14.0 * static_cast<double>(m.size), [&] {
     cuda::muon_apply(stream, batches, cuda::in_fp16(m.wide), nullptr, 0.9, m.squares.data,
                      std::as_writable_bytes(workspace.flat()));
   });
@@ -284,8 +290,8 @@ NANORUN_BENCHMARK(embedding_backward);
 NANORUN_BENCHMARK(add);
 NANORUN_BENCHMARK(fill);
 NANORUN_BENCHMARK(adam_update);
-NANORUN_BENCHMARK(muon_momentum)->ArgName("tall")->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(muon_apply)->ArgName("tall")->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(muon_momentum)->ArgNames({"tall", "columns"})->ArgsProduct({{0, 1}, {width, 2048}});
+NANORUN_BENCHMARK(muon_apply)->ArgNames({"tall", "columns"})->ArgsProduct({{0, 1}, {width, 2048}});
 NANORUN_BENCHMARK(quantise_e4m3);
 NANORUN_BENCHMARK(encode)->ArgName("format")->Apply(wire_formats);
 NANORUN_BENCHMARK(add_decoded)->ArgNames({"format", "count"})->Apply(wire_formats_and_counts);
