@@ -9,6 +9,10 @@
 #include <string>
 #include <vector>
 
+#if defined(KOKKOS_ENABLE_CUDA)
+#include "kernels/device/visible_devices.cuh"
+#endif
+
 namespace nanorun::kernels {
 
 void start_kokkos(int device) {
@@ -70,6 +74,10 @@ void copy(void* to, const void* from, std::size_t bytes) {
 }  // namespace
 
 int device_count() {
+#if defined(KOKKOS_ENABLE_CUDA)
+  // Kokkos would end the process.
+  if (cuda::visible_devices() == 0) return 0;
+#endif
 #if NANORUN_KOKKOS_DEVICE
   return Kokkos::num_devices();
 #else

@@ -9,6 +9,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/device/ordered_sum.hpp"
 #include "kernels/device/tier.hpp"
+#include "kernels/device/visible_devices.cuh"
 
 namespace nanorun::kernels::cuda {
 namespace {
@@ -46,13 +47,7 @@ void copy_words(Stream stream, void* to, const void* from, void* clears, std::si
 
 }  // namespace
 
-int device_count() {
-  int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver) return 0;
-  check(status, "cudaGetDeviceCount");
-  return count;
-}
+int device_count() { return visible_devices(); }
 
 std::string device_identity(int device) {
   const cudaDeviceProp properties = properties_of(device);

@@ -82,8 +82,11 @@ void require_usable_device(int rank, const RankDevice& device) {
   }
   if (device.visible == 0) {
     refuse(
-        " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with CUDA_VISIBLE_DEVICES "
-        "unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs");
+        device.runtime > 0
+            ? " finds no GPU: this nanorun is built for CUDA; run it where nvidia-smi lists GPUs, with "
+              "CUDA_VISIBLE_DEVICES unset or naming some, or build it with -DNANORUN_CUDA=OFF to compute on CPUs"
+            : " finds no GPU: this nanorun is built with a Kokkos for GPUs; run it where there are GPUs and a driver "
+              "that Kokkos can use, or build it with a Kokkos without a GPU backend to compute on CPUs");
   }
   if (device.runtime > 0 && device.kernels.empty()) {
     refuse(fmt::format(

@@ -1,4 +1,4 @@
-"""GPUs and drivers that the program built for CUDA cannot use, on any machine: staged_devices.cpp plays them."""
+"""GPUs and drivers that programs with CUDA cannot use, on any machine: staged_devices.cpp plays them."""
 
 import os
 import re

@@ -1,6 +1,6 @@
-// Preloaded into the program built for CUDA: each rank finds the driver and the devices that the variable RANK_<rank>
-// states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens one. A
-// device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100.
+// Preloaded into a program that computes with CUDA: each rank finds the driver and the devices that the variable
+// RANK_<rank> states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens
+// one. A device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>

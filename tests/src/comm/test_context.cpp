@@ -106,8 +106,15 @@ TEST(Devices, NoDeviceIsRefused) {
   // Without a driver, and with one that finds or is shown no device.
   for (const int driver : {0, 13000}) {
     none.driver = driver;
-    EXPECT_EQ(refusal(none).find("rank 3 on node n7 finds no GPU: "), 0) << refusal(none);
+    EXPECT_EQ(refusal(none).find("rank 3 on node n7 finds no GPU: this nanorun is built for CUDA; "), 0)
+        << refusal(none);
   }
+}
+
+TEST(Devices, NoDeviceOfKokkosIsRefused) {
+  const std::string message = refusal(rank_device("n7", "", 0));
+  EXPECT_EQ(message.find("rank 3 on node n7 finds no GPU: this nanorun is built with a Kokkos for GPUs; "), 0)
+      << message;
 }
 
 TEST(Devices, CpuBuildsPass) { EXPECT_EQ(refusal(rank_device("n7", "", 1)), ""); }
