@@ -83,8 +83,8 @@ void take_hidden(MlpActivations<T>& saved, const Config& config, int length, Wor
   }
 }
 
-/// Rows of an evaluation's sequence whose hidden units exist at a time: about a quarter, so that these take no more room
-/// than a stream.
+/// Rows of an evaluation's sequence whose hidden units exist at a time: about a quarter, so that these take no more
+/// room than a stream.
 constexpr int hidden_rows(int length) {
   constexpr int tile = 128;  // rows of a GEMM's tile
   return std::min(length, (length + 4 * tile - 1) / (4 * tile) * tile);
