@@ -83,6 +83,13 @@ void take_hidden(MlpActivations<T>& saved, const Config& config, int length, Wor
   }
 }
 
+/// Rows of an evaluation's sequence whose hidden units exist at a time: about a quarter, so that these take no more
+/// room than a stream.
+constexpr int hidden_rows(int length) {
+  constexpr int tile = 128;  // rows of a GEMM's tile
+  return std::min(length, (length + 4 * tile - 1) / (4 * tile) * tile);
+}
+
 }  // namespace
 
 template <class T>
@@ -189,7 +196,7 @@ void Activations<T>::allocate_evaluation_blocks(const ModelConfig& model, Worksp
   BlockActivations<T> shared;
   shared.x_out = plan[0].output == OutputBuffer::of_input ? layer_input(0) : stream();
   shared.mlp.norm = take_norm<T>(model.width, length, allocator);
-  shared.mlp.h = take_matrix<T>(allocator, length, model.mlp_ratio * model.width);
+  shared.mlp.h = take_matrix<T>(allocator, hidden_rows(length), model.mlp_ratio * model.width);
   const std::size_t before = allocator.used();
   std::size_t most = before;
   for (const BlockPlan& plan : this->plan) {

@@ -68,7 +68,7 @@ struct MlpActivations {
   NormActivations<T> norm;  ///< norm of the stream that the MLP reads
   kernels::Mat<T> d_x;      ///< with leaves_factors: gradient of that stream; with Residual::before, of what the mix
                             ///< before makes; in the memory of norm.n [T, d]
-  kernels::Mat<T> h;        ///< squared relu [T, m d]
+  kernels::Mat<T> h;        ///< squared relu [T, m d]; in an evaluation of some rows at a time
   kernels::Mat<kernels::Fp8<T>> hq;  ///< in its place, where the backward pass has operands in 8 bits
 };
 

@@ -1,5 +1,7 @@
 #include "src/model/mlp_layer.hpp"
 
+#include <algorithm>
+
 #include "src/base/arena.hpp"
 #include "src/base/instantiate.hpp"
 
@@ -29,19 +31,24 @@ Mat<kernels::Fp8<T>> d_hidden_fp8(const Activations<T>& a) {
 
 }  // namespace
 
-/// h of the layer's norm.
+/// h of as many rows of the layer's norm, from `first` on.
 template <class T>
-void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, int layer) const {
-  const MlpActivations<T>& saved = a.block[layer].mlp;
+void MlpLayer<T>::hidden(Stream stream, const Activations<T>& a, Mat<T> h, int first, int layer) const {
+  const Mat<const T> n = a.block[layer].mlp.norm.n.row_block(first, h.rows);
   const Mat<const T> w = gains_.weight(stream, a, block_name(layer, "mlp_in"), block_name(layer, "mlp_gain"));
-  ops::linear_relu2_forward<T>(stream, saved.h, saved.norm.n, w, biases_.of(layer, "mlp_in_bias"));
+  ops::linear_relu2_forward<T>(stream, h, n, w, biases_.of(layer, "mlp_in_bias"));
 }
 
 template <class T>
 void MlpLayer<T>::forward(Stream stream, const Activations<T>& a, Mat<T> out, Output output, int layer) const {
   if (quantises(a)) return forward_fp8(stream, a, out, output, layer);
-  hidden(stream, a, layer);
-  ops::linear_forward<T>(stream, out, a.block[layer].mlp.h, parameters_.weight(block_name(layer, "mlp_out")), output);
+  const Mat<T> room = a.block[layer].mlp.h;
+  const Mat<const T> w_out = parameters_.weight(block_name(layer, "mlp_out"));
+  for (int row = 0; row < a.length; row += room.rows) {
+    const Mat<T> h = room.row_block(0, std::min(room.rows, a.length - row));
+    hidden(stream, a, h, row, layer);
+    ops::linear_forward<T>(stream, out.row_block(row, h.rows), h, w_out, output);
+  }
 }
 
 /// Where the backward pass has no operands in 8 bits, the product is rounded to T before it is added.
@@ -126,7 +133,7 @@ void MlpLayer<T>::backward(Stream stream, const Activations<T>& a, const BranchG
     if (scales_) {
       hidden_fp8(stream, a, saved.hq, layer);
     } else {
-      hidden(stream, a, layer);
+      hidden(stream, a, saved.h, 0, layer);
     }
   }
   if (scales_.backward()) return backward_fp8(stream, a, d_out, d_matrices, layer);

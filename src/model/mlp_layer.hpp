@@ -35,7 +35,8 @@ class MlpLayer {
   kernels::acc_t<T>* largest_n(const Activations<T>& a, int layer) const {
     return quantises(a) ? scales_.largest_input(layer) : nullptr;
   }
-  /// out [T, d] = or += MLP of mlp.norm [T, d], without mlp_out_bias. In FP8, training uses a.mlp_sum.
+  /// out [T, d] = or += MLP of mlp.norm [T, d], without mlp_out_bias, for as many rows at a time as mlp.h has. In FP8,
+  /// training uses a.mlp_sum.
   void forward(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
                int layer) const;
   /// Makes a.d_mlp_norm the gradient of the norm, from d_out, the gradient of the output. Replaces the gradients of the
@@ -45,7 +46,7 @@ class MlpLayer {
 
  private:
   bool quantises(const Activations<T>& a) const { return scales_ && a.training(); }
-  void hidden(kernels::Stream stream, const Activations<T>& a, int layer) const;
+  void hidden(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> h, int first, int layer) const;
   void forward_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<T> out, kernels::Output output,
                    int layer) const;
   void hidden_fp8(kernels::Stream stream, const Activations<T>& a, kernels::Mat<kernels::Fp8<T>> hq, int layer) const;
