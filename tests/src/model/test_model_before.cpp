@@ -38,7 +38,7 @@ Config medium_features() {
   return config;
 }
 
-/// Few of them, a layer without attention, and bigrams in the place of the second embedding.
+/// Few of them, layers without attention, one with paired heads, and bigrams in the place of the second embedding.
 Config before_features() {
   Config config = small_config();
   ModelConfig& model = config.model;
@@ -50,6 +50,7 @@ Config before_features() {
   model.skip_from = {1, 4};
   model.skip_to = {4, 5};
   model.xsa_layers = {1};
+  model.paired_layers = {3};
   return config;
 }
 
