@@ -237,6 +237,7 @@ void check_config(const Config& config, int ranks) {
   check_matrix_rule(rules);
   check_optimizer(rules);
   check_averages(rules);
+  check_unread(rules);
   check_checkpoint(rules);
   check_trace(rules);
   check_profile(rules);
