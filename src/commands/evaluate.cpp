@@ -34,6 +34,10 @@ Config eval_config(const EvalOptions& options, const CheckpointHeader& header) {
     refuse(fmt::format("{} tokens are not a multiple of the length {} of a sequence: change --tokens or --length",
                        validation.tokens, validation.length));
   }
+  if (config.data.packing == Packing::rows && validation.length % config.data.row_length != 0) {
+    refuse(fmt::format("the length {} of a sequence is not a multiple of data.row_length = {} of {}: change --length",
+                       validation.length, config.data.row_length, options.checkpoint));
+  }
   return config;
 }
 

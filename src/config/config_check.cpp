@@ -68,7 +68,7 @@ void check_data(Rules& rules) {
                 "data.distinct_sequences = {} needs data.packing = \"stream\" or \"rows\"", distinct);
 }
 
-/// Rows of a fixed length, which divides that of every sequence.
+/// Rows of a fixed length, which divides that of every sequence that is read.
 void check_rows(Rules& rules) {
   const Config& config = rules.config;
   if (config.data.packing != Packing::rows) return;
@@ -79,7 +79,7 @@ void check_rows(Rules& rules) {
   if (config.stage.empty()) require_whole("train.length", config.train.length);
   for (std::size_t i = 0; i < config.stage.size(); ++i)
     require_whole(fmt::format("stage.{}.length", i), config.stage[i].length);
-  require_whole("validation.length", config.validation.length);
+  if (config.validation.tokens > 0) require_whole("validation.length", config.validation.length);
 }
 
 void check_matrix_rule(Rules& rules) {
@@ -237,6 +237,7 @@ void check_config(const Config& config, int ranks) {
   check_matrix_rule(rules);
   check_optimizer(rules);
   check_averages(rules);
+  check_unread(rules);
   check_checkpoint(rules);
   check_trace(rules);
   check_profile(rules);

@@ -1,5 +1,6 @@
 // Rules of the stages, and of the schedule around them.
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/attention/attention.hpp"
@@ -109,6 +110,22 @@ void check_last_window(Rules& rules) {
                 "validation.last_long_window = {} must be at least {} = {}", window, key, trained);
 }
 
+/// Frequencies follow a change of windows only if the new one is no longer than the last window (rotary_stage()).
+void check_yarn_window(Rules& rules) {
+  const Config& config = rules.config;
+  const int last = config.model.yarn_last_window;
+  if (!config.model.yarn || last == 0) return;
+  int shortest = 0;
+  for (std::size_t i = 1; i < config.stage.size(); ++i) {
+    const int window = config.stage[i].long_window;
+    if (window == config.stage[i - 1].long_window) continue;
+    shortest = shortest == 0 ? window : std::min(shortest, window);
+  }
+  rules.require(shortest <= last, {"model.yarn_last_window"},
+                "model.yarn_last_window = {} is below all windows to which a stage changes: it must be at least {}",
+                last, shortest);
+}
+
 }  // namespace
 
 void check_stages(Rules& rules) {
@@ -122,6 +139,7 @@ void check_stages(Rules& rules) {
                 "model.yarn needs [[stage]], whose windows it follows");
   rules.require(config.model.yarn || config.model.yarn_last_window == 0, {"model.yarn_last_window", "model.yarn"},
                 "model.yarn_last_window = {} needs model.yarn", config.model.yarn_last_window);
+  check_yarn_window(rules);
   check_last_window(rules);
   if (config.stage.empty()) return;
   check_shares(rules);

@@ -83,6 +83,16 @@ class PlainGptFaultTest(FaultTest):
         self.assertEqual(lines[0], lines[1])
         self.assertTrue(lines[0])
 
+    def test_eval_reads_whole_rows(self):
+        """A run without validation may leave a length of which eval asks for another."""
+        self.train(1, "train.steps=3", "data.row_length=256", "validation.tokens=0", "validation.length=384")
+        asked = "eval", self.checkpoint(3), "--tokens", 1536
+        for length, arguments in ((384, ()), (384, ("--length", 384)), (128, ("--length", 128))):
+            said = self.command(*asked, *arguments, code=2).text().strip().splitlines()
+            self.assertEqual(said, [f"nanorun: the length {length} of a sequence is not a multiple of data.row_length = "
+                                    f"256 of {self.checkpoint(3)}: change --length"])
+        self.command(*asked, "--length", 512)
+
 
 if __name__ == "__main__":
     small_run.main()

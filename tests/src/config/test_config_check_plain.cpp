@@ -78,7 +78,9 @@ TEST(CheckPlain, OtherStreamsRefuseWhatItHas) {
 TEST(CheckRows, LengthsAreWholeRows) {
   expect_broken({"data.row_length=1000", "validation.length=128000"},
                 "train.length = 4096 must be a multiple of data.row_length = 1000");
-  expect_broken({"validation.length=1536"}, "validation.length = 1536 must be a multiple of data.row_length = 1024");
+  expect_broken({"validation.length=1536", "validation.tokens=3072", "data.validation=b.h5"},
+                "validation.length = 1536 must be a multiple of data.row_length = 1024");
+  EXPECT_EQ(broken({"validation.length=1536"}), "") << "without validation";
   EXPECT_EQ(broken({"data.row_length=1000", "data.packing=stream"}), "");
 }
 
@@ -113,8 +115,9 @@ TEST(CheckPlain, QueriesAndKeysMayHaveNoNorm) {
 }
 
 TEST(CheckOptimizer, EachStepOfAnIterationHasThreeNumbers) {
-  EXPECT_EQ(broken({"optimizer.orthogonalisation_maps=[2, -1.5, 0.5]"}), "");
-  expect_broken({"optimizer.orthogonalisation_maps=[2, -1.5]"}, "has 2 numbers; each step takes three: a, b, c");
+  EXPECT_EQ(broken({"optimizer.orthogonalisation_maps=[2, -1.5, 0.5]", "optimizer.matrix_rule=muon"}), "");
+  expect_broken({"optimizer.orthogonalisation_maps=[2, -1.5]", "optimizer.matrix_rule=muon"},
+                "has 2 numbers; each step takes three: a, b, c");
 }
 
 TEST(CheckOptimizer, AWarmUpEndsWithinTheRun) {

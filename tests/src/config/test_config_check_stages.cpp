@@ -130,6 +130,25 @@ TEST(CheckStages, KeysWithoutEffectAreRefused) {
   }
 }
 
+TEST(CheckStages, YarnFollowsAChangeOfWindows) {
+  const Strings windows = {"model.yarn=true", "stage.0.long_window=384", "stage.1.long_window=896"};
+  const auto with_last = [&](int last, const Strings& further = {}) {
+    Strings overrides = windows;
+    overrides.push_back(fmt::format("model.yarn_last_window={}", last));
+    overrides.insert(overrides.end(), further.begin(), further.end());
+    return rule(overrides);
+  };
+  for (const int last : {0, 896, 1792, 4096}) EXPECT_EQ(with_last(last), "") << last;
+  for (const int last : {100, 384, 895}) {
+    EXPECT_EQ(with_last(last),
+              fmt::format("override model.yarn_last_window={}: model.yarn_last_window = {} is below all windows to "
+                          "which a stage changes: it must be at least 896",
+                          last, last));
+  }
+  EXPECT_EQ(with_last(256, {"stage.2.long_window=256"}), "") << "a stage changes to a shorter one";
+  EXPECT_EQ(with_last(100, {"stage.1.long_window=384", "stage.2.long_window=384"}), "") << "no stage changes it";
+}
+
 TEST(CheckStages, TheLastValidationSeesAtLeastTheLastWindow) {
   EXPECT_EQ(rule({"validation.last_long_window=1792"}), "");
   EXPECT_EQ(rule({"validation.last_long_window=1791"}),
