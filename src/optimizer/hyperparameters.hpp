@@ -42,7 +42,8 @@ UpdateSteps update_steps(const Config& config, const ParameterTable& table, cons
 ParameterTable parameter_table(const Config& config, int nodes = 1);
 
 /// Throws Error(usage) where a [[group]] asks for Muon on a tensor that it does not update, or gives a period to a
-/// tensor that is no lookup table.
+/// tensor that is no lookup table. The message has a line for each such key, with its place in the deck, the first
+/// tensor and the number of others.
 void check_group_rules(const Config& config);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is

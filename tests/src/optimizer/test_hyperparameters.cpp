@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/optimizer/averaged_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/tiny_config.hpp"
 
@@ -90,7 +91,7 @@ TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32)) << "the group's";
   EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, bf16));
   const std::vector<std::string> expected = {
-      "warning: group.0: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32"};
+      "warning: group.0.master: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32"};
   EXPECT_EQ(group_warnings(config, table), expected);
   config.model.tied_head = true;
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
@@ -168,6 +169,47 @@ TEST(Hyperparameters, LookupTablesAloneHaveAPeriodOfTheirOwn) {
   EXPECT_EQ(error(), "");
   config.model.tied_head = true;
   EXPECT_EQ(error(), "group.0.period = 4: embedding is tied to the LM head (model.tied_head)");
+}
+
+/// A deck with groups, for messages that name places in it.
+Config deck_with(const std::string& groups, const std::vector<std::string>& overrides = {}) {
+  Config config = parse_deck(groups, "d.toml", overrides);
+  const Config tiny = tiny_config();
+  config.model = tiny.model;
+  return config;
+}
+
+TEST(Hyperparameters, ErrorsNameThePlaceAndOneTensorForEachKey) {
+  const auto error = [](const std::string& deck, const std::vector<std::string>& overrides) {
+    const Config config = deck_with(deck, overrides);
+    return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks);
+  };
+  const std::string others = "[[group]]\ntensors = [\"smear_gate\"]\n",
+                    matrices = others + "[[group]]\ntensors = [\"block.*.mlp_in\"]\n";
+  EXPECT_EQ(error(matrices + "rule = \"muon\"\n", {"optimizer.matrix_rule=adam"}),
+            "d.toml:5: group.1.rule = \"muon\": block.3.mlp_in is a matrix of the blocks, which optimizer.matrix_rule "
+            "= \"adam\" updates; 3 more tensors of the group cannot have it either");
+  EXPECT_EQ(error(matrices, {"group.1.period=4"}),
+            "override group.1.period=4: group.1.period = 4: block.3.mlp_in is no lookup table; 3 more tensors of the "
+            "group cannot have it either");
+  EXPECT_EQ(error(others + "[[group]]\nrule = \"muon\"\ntensors = [\"head\", \"embedding\"]", {}),
+            "d.toml:4: group.1.rule = \"muon\": head is neither a matrix of the blocks nor learned scalars of rows and "
+            "columns; 1 more tensor of the group cannot have it either");
+}
+
+TEST(Hyperparameters, WarningsNameThePlace) {
+  const std::string deck =
+      "[[group]]\nmaster = \"bf16\"\ntensors = [\"*.mlp_in\", \"bigram\"]\n[[average]]\ntensors = [\"heads\"]\n";
+  const auto warnings = [](const Config& config) { return group_warnings(config, ParameterTable(config.model)); };
+  const std::string masters = "group.0.master: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32",
+                    bigram = "warning: d.toml:3: group.0.tensors: no tensor of the model is called bigram";
+  const Config config = deck_with(deck);
+  EXPECT_EQ(warnings(config), (std::vector<std::string>{"warning: d.toml:2: " + masters, bigram}));
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.master=bf16"})),
+            (std::vector<std::string>{"warning: override group.0.master=bf16: " + masters, bigram}));
+  EXPECT_EQ(
+      average_warnings(config, ParameterTable(config.model)),
+      std::vector<std::string>{"warning: d.toml:5: average.0.tensors: no trained tensor of the model is called heads"});
 }
 
 TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
