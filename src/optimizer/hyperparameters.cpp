@@ -101,7 +101,7 @@ ParameterTable parameter_table(const Config& config, int nodes) {
 
 namespace {
 
-/// Tensors of a [[group]] that cannot have one of its keys: the first in the order of the table, and how many.
+/// Tensors of a [[group]] that one of its keys does not suit: the first in the order of the table, and how many.
 struct Unfit {
   const Parameter* first = nullptr;
   int count = 0;
@@ -199,21 +199,53 @@ UpdateSteps update_steps(const Config& config, const ParameterTable& table, cons
   return hyperparameters(config, *std::ranges::find(all, bucket.offset, &Parameter::offset)).updates;
 }
 
+namespace {
+
+/// A number of a [[group]] that Adam alone reads.
+struct AdamsNumber {
+  const char* key;
+  double GroupConfig::*value;
+  const char* of_muon;  ///< what Muon has in its place
+};
+constexpr AdamsNumber adams_numbers[] = {
+    {"beta1", &GroupConfig::beta1, "with the momentum of optimizer.muon_momentum_first and _last"},
+    {"beta2", &GroupConfig::beta2, "with optimizer.normuon_beta"},
+    {"decay", &GroupConfig::decay, "with optimizer.muon_decay"},
+};
+
+/// A line for a key of a group that has no effect on the tensors for which `unread(parameter)` holds, if there are any.
+template <class Predicate>
+void warn_of_key(std::vector<std::string>& warnings, const Config& config, const ParameterTable& table, int i,
+                 const char* key, const std::string& value, const char* in_place, const Predicate& unread) {
+  const Unfit unfit = unfit_tensors(config, table, config.group[i], unread);
+  if (unfit.count == 0) return;
+  const std::string path = fmt::format("group.{}.{}", i, key);
+  warnings.push_back(fmt::format("warning: {}{} = {} is Adam's: {} updates {} {}{}", where_set(config, {path}), path,
+                                 value, traits_of(rule_of(config, unfit.first->group)).title, unfit.first->name,
+                                 in_place, unfit.others("likewise")));
+}
+
+/// Keys of a group without effect where Muon updates its tensors. Those with their defaults stand in every resolved
+/// deck, so they are passed over.
+void warn_of_adams_keys(std::vector<std::string>& warnings, const Config& config, const ParameterTable& table, int i) {
+  const GroupConfig &group = config.group[i], defaults{};
+  const auto by_muon = [&](const Parameter& p) { return rule_of(config, p.group) == Rule::muon; };
+  for (const auto& [key, value, of_muon] : adams_numbers) {
+    if (group.*value == defaults.*value) continue;
+    warn_of_key(warnings, config, table, i, key, fmt::format("{}", group.*value), of_muon, by_muon);
+  }
+  const auto in_fp32 = [&](const Parameter& p) { return !takes_master_format(config, p.group); };
+  if (group.master != defaults.master)
+    warn_of_key(warnings, config, table, i, "master", "\"bf16\"", "in fp32", in_fp32);
+}
+
+}  // namespace
+
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
   std::vector<std::string> warnings;
-  for (std::size_t i = 0; i < config.group.size(); ++i) {
-    const GroupConfig& group = config.group[i];
-    const bool rounds = group.master != StateFormat::fp32;
-    const auto in_fp32 = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return !takes_master_format(config, parameter.group) && group_of(config, parameter.name) == &group;
-    });
-    if (rounds && in_fp32 != table.parameters().end()) {
-      const std::string key = fmt::format("group.{}.master", i);
-      warnings.push_back(fmt::format("warning: {}{}: the format of masters is Adam's; {} updates {} in fp32",
-                                     where_set(config, {key}), key, traits_of(rule_of(config, in_fp32->group)).title,
-                                     in_fp32->name));
-    }
-    for (const std::string& pattern : group.tensors) {
+  for (int i = 0; i < static_cast<int>(config.group.size()); ++i) {
+    warn_of_adams_keys(warnings, config, table, i);
+    for (const std::string& pattern : config.group[i].tensors) {
       const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };
       if (std::ranges::any_of(table.parameters(), named)) continue;
       const std::string key = fmt::format("group.{}.tensors", i);

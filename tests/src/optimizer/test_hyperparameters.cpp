@@ -90,9 +90,9 @@ TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   config.optimizer.muon_moments = bf16;
   EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32)) << "the group's";
   EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, bf16));
-  const std::vector<std::string> expected = {
-      "warning: group.0.master: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32"};
-  EXPECT_EQ(group_warnings(config, table), expected);
+  EXPECT_EQ(group_warnings(config, table).back(),
+            "warning: group.0.master = \"bf16\" is Adam's: Muon updates block.3.mlp_in in fp32; 3 more tensors of the "
+            "group likewise");
   config.model.tied_head = true;
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
   config.train.untie_step = -1;
@@ -125,7 +125,9 @@ TEST(Hyperparameters, GatesMayBeMuons) {
   EXPECT_EQ(hyper.decay, 1.5);
   EXPECT_EQ(hyper.master, StateFormat::bf16);
   EXPECT_EQ(hyper.moments, StateFormat::bf16);
-  EXPECT_EQ(group_warnings(config, table), std::vector<std::string>{});
+  for (const std::string& warning : group_warnings(config, table)) {
+    EXPECT_EQ(warning.find("master"), warning.npos) << warning;
+  }
   const auto bucket = std::ranges::find(table.buckets(), Group::scalar_matrix, &Bucket::group);
   ASSERT_NE(bucket, table.buckets().end());
   EXPECT_EQ(bucket->units, 2u);
@@ -201,7 +203,9 @@ TEST(Hyperparameters, WarningsNameThePlace) {
   const std::string deck =
       "[[group]]\nmaster = \"bf16\"\ntensors = [\"*.mlp_in\", \"bigram\"]\n[[average]]\ntensors = [\"heads\"]\n";
   const auto warnings = [](const Config& config) { return group_warnings(config, ParameterTable(config.model)); };
-  const std::string masters = "group.0.master: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32",
+  const std::string masters =
+                        "group.0.master = \"bf16\" is Adam's: Muon updates block.3.mlp_in in fp32; 3 more tensors of "
+                        "the group likewise",
                     bigram = "warning: d.toml:3: group.0.tensors: no tensor of the model is called bigram";
   const Config config = deck_with(deck);
   EXPECT_EQ(warnings(config), (std::vector<std::string>{"warning: d.toml:2: " + masters, bigram}));
@@ -210,6 +214,35 @@ TEST(Hyperparameters, WarningsNameThePlace) {
   EXPECT_EQ(
       average_warnings(config, ParameterTable(config.model)),
       std::vector<std::string>{"warning: d.toml:5: average.0.tensors: no trained tensor of the model is called heads"});
+}
+
+TEST(Hyperparameters, KeysOfAdamThatMuonLacksAreTold) {
+  const std::string deck =
+      "[[group]]\ntensors = [\"*.mlp_in\", \"head\"]\nlr = 0.1\nbeta1 = 0.9\nbeta2 = 0.9\ndecay = 50\n";
+  const auto warnings = [](const Config& config) { return group_warnings(config, parameter_table(config)); };
+  const std::string of_all = "; 3 more tensors of the group likewise";
+  EXPECT_EQ(warnings(deck_with(deck)),
+            (std::vector<std::string>{
+                "warning: d.toml:4: group.0.beta1 = 0.9 is Adam's: Muon updates block.3.mlp_in with the momentum of "
+                "optimizer.muon_momentum_first and _last" +
+                    of_all,
+                "warning: d.toml:5: group.0.beta2 = 0.9 is Adam's: Muon updates block.3.mlp_in with "
+                "optimizer.normuon_beta" +
+                    of_all,
+                "warning: d.toml:6: group.0.decay = 50 is Adam's: Muon updates block.3.mlp_in with "
+                "optimizer.muon_decay" +
+                    of_all}));
+  // Where all its tensors are Adam's, and with the defaults, which every resolved deck has.
+  const std::vector<std::string> none;
+  EXPECT_EQ(warnings(deck_with(deck, {"optimizer.matrix_rule=adam"})), none);
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.tensors=head"})), none);
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.beta1=0.8", "group.0.beta2=0.95", "group.0.decay=0"})), none);
+  Config gates = gated_config();
+  gates.group[0].beta1 = 0.8;
+  gates.group[0].beta2 = 0.95;
+  EXPECT_EQ(warnings(gates),
+            std::vector<std::string>{"warning: group.0.decay = 0.7 is Adam's: Muon updates block.1.attention_gate with "
+                                     "optimizer.muon_decay; 1 more tensor of the group likewise"});
 }
 
 TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
