@@ -123,6 +123,12 @@ Unfit unfit_tensors(const Config& config, const ParameterTable& table, const Gro
   return found;
 }
 
+/// Whether learned scalars are a matrix: they have several rows and columns, or are a gate, which multiplies columns of
+/// the stream and may have one row, as that of the smear has.
+bool are_matrix(const Parameter& parameter) {
+  return parameter.cols > 1 && (parameter.rows > 1 || parameter.name.ends_with("_gate"));
+}
+
 /// Why Muon cannot update a tensor; empty where it can.
 std::string fault_for_muon(const Config& config, const Parameter& parameter) {
   if (parameter.group == Group::matrix && rule_of(config, parameter.group) != Rule::muon) {
@@ -131,9 +137,16 @@ std::string fault_for_muon(const Config& config, const Parameter& parameter) {
   if (rule_of(config, parameter.group) != Rule::muon) {
     return "neither a matrix of the blocks nor learned scalars of rows and columns";
   }
-  if (parameter.group != Group::scalar_matrix || kernels::is_scalar_matrix(parameter.rows, parameter.cols)) return "";
-  return fmt::format("{} x {}; Muon takes learned scalars of at most {} elements, the shorter side of at most {}",
-                     parameter.rows, parameter.cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side);
+  if (parameter.group != Group::scalar_matrix) return "";
+  const int rows = parameter.rows, cols = parameter.cols;
+  if (rows == 1 && cols == 1) return "a single number, which Muon would move by the sign of its momentum";
+  if (!are_matrix(parameter)) {
+    return fmt::format("a vector of {} numbers; Muon takes gates, and learned scalars of several rows and columns",
+                       rows * cols);
+  }
+  if (kernels::is_scalar_matrix(rows, cols)) return "";
+  return fmt::format("{} x {}; Muon takes learned scalars of at most {} elements, the shorter side of at most {}", rows,
+                     cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side);
 }
 
 /// Why the updates of a tensor cannot have a period of their own; empty where they can.

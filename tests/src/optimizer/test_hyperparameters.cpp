@@ -173,6 +173,27 @@ TEST(Hyperparameters, LookupTablesAloneHaveAPeriodOfTheirOwn) {
   EXPECT_EQ(error(), "group.0.period = 4: embedding is tied to the LM head (model.tied_head)");
 }
 
+TEST(Hyperparameters, VectorsAndSingleNumbersAreNotMuons) {
+  Config config = gated_config();
+  const auto error = [&](const std::string& tensor) {
+    config.group[0].tensors = {tensor};
+    return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks);
+  };
+  const std::string rule = "group.0.rule = \"muon\": ",
+                    instead = "; Muon takes gates, and learned scalars of several rows and columns";
+  EXPECT_EQ(error("block.*.attention_gate"), "");
+  EXPECT_EQ(error("smear_factor"),
+            rule + "smear_factor is a single number, which Muon would move by the sign of its momentum");
+  EXPECT_EQ(error("*_gate"), "") << "the smear's has one row";
+  EXPECT_EQ(error("block.0.attention_factors"), rule + "block.0.attention_factors is a vector of 2 numbers" + instead);
+  config.model.residual = Residual::plain;
+  config.model.gated_layers.clear();
+  config.model.smear = false;
+  config.model.norm_gains = config.model.biases = true;
+  EXPECT_EQ(error("block.0.qkv_bias"), rule + "block.0.qkv_bias is a vector of 48 numbers" + instead);
+  EXPECT_EQ(error("final_gain"), rule + "final_gain is a vector of 16 numbers" + instead);
+}
+
 /// A deck with groups, for messages that name places in it.
 Config deck_with(const std::string& groups, const std::vector<std::string>& overrides = {}) {
   Config config = parse_deck(groups, "d.toml", overrides);
