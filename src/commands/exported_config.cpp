@@ -433,8 +433,8 @@ DescribedModel read_exported_config(const std::string& path) {
     const std::string stage = json.contains("stage") ? "[[stage]]\nshare = 1\n" : "";
     require_known_keys(json);
     const std::vector<std::string> overrides = model_overrides(json);
-    require_agreement(json);
     Config config = parse_deck(stage, path, overrides);
+    require_agreement(json);
     if (config.model.yarn)
       throw Error(ExitCode::data, "model.yarn = true: give model.rotary_frequencies and model.attention_scale instead");
     check_model(config);

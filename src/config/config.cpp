@@ -1,6 +1,6 @@
 #include "src/config/config.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "src/base/error.hpp"
 #include "src/base/text.hpp"
@@ -87,11 +88,20 @@ bool is_section(std::string_view name) {
 
 // --- Deck and overrides ----------------------------------------------------------------------------------------------
 
-/// A node's text on one line, cut where it is long.
+/// A node's text on one line, however long. The library breaks lines between the elements of some lists.
 std::string one_line(const toml::node& node) {
+  std::vector<std::string> parts;
+  if (const toml::array* const list = node.as_array()) {
+    for (const toml::node& element : *list) parts.push_back(one_line(element));
+    return parts.empty() ? "[]" : fmt::format("[ {} ]", fmt::join(parts, ", "));
+  }
+  if (const toml::table* const table = node.as_table()) {
+    for (const auto& [key, value] : *table) parts.push_back(fmt::format("{} = {}", key.str(), one_line(value)));
+    return parts.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(parts, ", "));
+  }
   std::ostringstream stream;
   node.visit([&](const auto& value) { stream << value; });
-  return excerpt(stream.str(), 60);
+  return stream.str();
 }
 
 const Key& known_key(const std::string& where, const Section& section, std::string_view name) {
@@ -108,7 +118,7 @@ void set_key(Config& config, const std::string& where, const Key& key, std::size
              const std::string* given = nullptr) {
   const std::string path = key.path(row);
   if (!read_value(key.field(config, row), key.check, node)) {
-    fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, path, one_line(node), allowed(key),
+    fail(fmt::format("{}: {}: got {}, allowed: {}{}", where, path, excerpt(one_line(node), 60), allowed(key),
                      advice(key, path, node, given)));
   }
   config.set_at[path] = where;

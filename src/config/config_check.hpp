@@ -15,6 +15,15 @@ namespace nanorun {
 /// The keys of a rule, the likeliest fault first.
 using Keys = std::initializer_list<std::string>;
 
+/// "FILE:LINE: " or "override ...: " for the first of the keys that was set; empty where all have their defaults.
+inline std::string where_set(const Config& config, Keys keys) {
+  for (const std::string& key : keys) {
+    const auto at = config.set_at.find(key);
+    if (at != config.set_at.end()) return at->second + ": ";
+  }
+  return "";
+}
+
 /// Collects the rules that are broken. Every rank checks the same deck, so all meet the errors alike.
 struct Rules {
   const Config& config;
@@ -29,17 +38,7 @@ struct Rules {
   /// Adds `message` as an error.
   template <class... Args>
   void refuse(Keys keys, fmt::format_string<Args...> message, Args&&... args) {
-    errors.add(where_set(keys) + fmt::format(message, std::forward<Args>(args)...));
-  }
-
- private:
-  /// "FILE:LINE: " or "override ...: " for the first of the keys that was set; empty where all have their defaults.
-  std::string where_set(Keys keys) const {
-    for (const std::string& key : keys) {
-      const auto at = config.set_at.find(key);
-      if (at != config.set_at.end()) return at->second + ": ";
-    }
-    return "";
+    errors.add(where_set(config, keys) + fmt::format(message, std::forward<Args>(args)...));
   }
 };
 

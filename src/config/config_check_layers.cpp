@@ -27,14 +27,14 @@ constexpr Lists attention_lists[] = {
     {"model.composed_layers", &ModelConfig::composed_layers},
 };
 
-/// Each layer exists and is named once. Returns whether they do.
-bool check_list(Rules& rules, const char* key, const std::vector<int>& layers) {
+/// Each layer exists and is named once; `once` says why, where that is no matter of course. Returns whether they do.
+bool check_list(Rules& rules, const char* key, const std::vector<int>& layers, const char* once = "") {
   const int count = rules.config.model.layers;
   std::set<int> named;
   for (const int layer : layers) {
     const bool known = rules.require(layer >= 0 && layer < count, {key, "model.layers"},
                                      "{} names layer {}; layers are 0 to {}", key, layer, count - 1);
-    const bool first = rules.require(named.insert(layer).second, {key}, "{} names layer {} twice", key, layer);
+    const bool first = rules.require(named.insert(layer).second, {key}, "{} names layer {} twice{}", key, layer, once);
     if (!known || !first) return false;
   }
   return true;
@@ -167,15 +167,23 @@ void check_values(Rules& rules) {
   }
 }
 
+/// In the place of a list -1 says that there is none, but it is no layer of one.
+bool are_layers(Rules& rules, const char* key, const std::vector<int>& layers) {
+  return rules.require(!names(layers, -1), {key}, "{} has -1 among {} numbers; -1 alone says that there is no skip",
+                       key, layers.size());
+}
+
 void check_skips(Rules& rules) {
   const ModelConfig& model = rules.config.model;
   const std::size_t count = model.skip_to.size();
   rules.require(!model.skip_gate || count > 0, {"model.skip_gate", "model.skip_from"},
                 "model.skip_gate needs model.skip_from");
+  const bool sound = are_layers(rules, "model.skip_from", model.skip_from);
+  if (!are_layers(rules, "model.skip_to", model.skip_to) || !sound) return;
   const bool paired = rules.require(model.skip_from.size() == count, {"model.skip_to", "model.skip_from"},
                                     "model.skip_from names {} layers, model.skip_to {}: each skip needs both",
                                     model.skip_from.size(), count);
-  if (!paired || !check_list(rules, "model.skip_to", model.skip_to)) return;
+  if (!paired || !check_list(rules, "model.skip_to", model.skip_to, ": a layer takes up one skip")) return;
   for (std::size_t i = 0; i < count; ++i) {
     const int from = model.skip_from[i], to = model.skip_to[i];
     rules.require(from >= 0 && to > from, {"model.skip_to", "model.skip_from"},

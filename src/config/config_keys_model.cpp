@@ -98,10 +98,10 @@ std::vector<Key> stream_keys() {
        "rows of fixed random signs by which those of the pairs are multiplied; 0: none"},
       {NANORUN_KEY(model, skip_from), trains, layer_or_none,
        "layers whose outputs enter once more, x += sigmoid(s) x_from with a learned s, each before a later layer; "
-       "empty "
-       "or -1: no skip"},
+       "empty, or -1 alone: no skip"},
       {NANORUN_KEY(model, skip_to), trains, layer_or_none,
-       "these later layers, one for each of skip_from; residual = \"scaled\" has one skip at most, to a layer without "
+       "these later layers, one for each of skip_from, none of them twice; residual = \"scaled\" has one skip at most, "
+       "to a layer without "
        "attention"},
       {NANORUN_KEY(model, skip_gate), trains, any(),
        "a gate per token on what each skip carries, 2 sigmoid(<w, first columns of x0>); without model.gate_nets, "

@@ -266,7 +266,7 @@ std::vector<Key> group_keys() {
        "as optimizer.adam_moments and optimizer.muon_moments; a tied embedding has the LM head's"},
       {NANORUN_ROW_KEY(group, rule), trains, any(),
        "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
-       "for learned scalars of rows and columns, such as gates"},
+       "for gates and other learned scalars of several rows and columns, but not for vectors and single numbers"},
       {NANORUN_ROW_KEY(group, period), trains, between(0, 1024),
        "lookup tables alone: from step period_from on Adam updates once in so many steps, a multiple n of "
        "optimizer.adam_period, with beta1 and beta2 to the power of n and n times the decay; 0: as it does before"},

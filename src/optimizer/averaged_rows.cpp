@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/config/config_check.hpp"
 #include "src/optimizer/hyperparameters.hpp"
 
 namespace nanorun {
@@ -68,8 +69,9 @@ std::vector<std::string> average_warnings(const Config& config, const ParameterT
       alone.tensors = {pattern};
       const auto named = [&](const Parameter& tensor) { return !averaged_rows(config, alone, tensor).empty(); };
       if (std::ranges::any_of(table.parameters(), named)) continue;
-      warnings.push_back(
-          fmt::format("warning: average.{}.tensors: no trained tensor of the model is called {}", row, pattern));
+      const std::string key = fmt::format("average.{}.tensors", row);
+      warnings.push_back(fmt::format("warning: {}{}: no trained tensor of the model is called {}",
+                                     where_set(config, {key}), key, pattern));
     }
   }
   return warnings;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/base/error.hpp"
+#include "src/config/config_check.hpp"
 
 namespace nanorun {
 
@@ -98,33 +99,86 @@ ParameterTable parameter_table(const Config& config, int nodes) {
   });
 }
 
+namespace {
+
+/// Tensors of a [[group]] that one of its keys does not suit: the first in the order of the table, and how many.
+struct Unfit {
+  const Parameter* first = nullptr;
+  int count = 0;
+  /// "; 2 more tensors of the group", where there are more.
+  std::string others(const char* what) const {
+    return count < 2 ? "" : fmt::format("; {} more tensor{} of the group {}", count - 1, count > 2 ? "s" : "", what);
+  }
+};
+
+/// Those tensors of a group for which `unfit(parameter)` holds.
+template <class Predicate>
+Unfit unfit_tensors(const Config& config, const ParameterTable& table, const GroupConfig& group,
+                    const Predicate& unfit) {
+  Unfit found;
+  for (const Parameter& parameter : table.parameters()) {
+    if (group_of(config, parameter.name) != &group || !unfit(parameter)) continue;
+    if (found.count++ == 0) found.first = &parameter;
+  }
+  return found;
+}
+
+/// Whether learned scalars are a matrix: they have several rows and columns, or are a gate, which multiplies columns of
+/// the stream and may have one row, as that of the smear has.
+bool are_matrix(const Parameter& parameter) {
+  return parameter.cols > 1 && (parameter.rows > 1 || parameter.name.ends_with("_gate"));
+}
+
+/// Why Muon cannot update a tensor; empty where it can.
+std::string fault_for_muon(const Config& config, const Parameter& parameter) {
+  if (parameter.group == Group::matrix && rule_of(config, parameter.group) != Rule::muon) {
+    return "a matrix of the blocks, which optimizer.matrix_rule = \"adam\" updates";
+  }
+  if (rule_of(config, parameter.group) != Rule::muon) {
+    return "neither a matrix of the blocks nor learned scalars of rows and columns";
+  }
+  if (parameter.group != Group::scalar_matrix) return "";
+  const int rows = parameter.rows, cols = parameter.cols;
+  if (rows == 1 && cols == 1) return "a single number, which Muon would move by the sign of its momentum";
+  if (!are_matrix(parameter)) {
+    return fmt::format("a vector of {} numbers; Muon takes gates, and learned scalars of several rows and columns",
+                       rows * cols);
+  }
+  if (kernels::is_scalar_matrix(rows, cols)) return "";
+  return fmt::format("{} x {}; Muon takes learned scalars of at most {} elements, the shorter side of at most {}", rows,
+                     cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side);
+}
+
+/// Why the updates of a tensor cannot have a period of their own; empty where they can.
+std::string fault_for_period(const Config& config, const Parameter& parameter) {
+  if (may_have_period(config, parameter)) return "";
+  return parameter.name == "embedding" ? "tied to the LM head (model.tied_head)" : "no lookup table";
+}
+
+/// Refuses a key of a group, "rule = ...", for the tensors with a fault.
+template <class Fault>
+void check_tensors(Rules& rules, const ParameterTable& table, int i, const char* key, const std::string& value,
+                   Fault&& fault) {
+  const Config& config = rules.config;
+  const auto has_fault = [&](const Parameter& parameter) { return !fault(config, parameter).empty(); };
+  const Unfit unfit = unfit_tensors(config, table, config.group[i], has_fault);
+  if (unfit.count == 0) return;
+  const std::string path = fmt::format("group.{}.{}", i, key);
+  rules.refuse({path}, "{} = {}: {} is {}{}", path, value, unfit.first->name, fault(config, *unfit.first),
+               unfit.others("cannot have it either"));
+}
+
+}  // namespace
+
 void check_group_rules(const Config& config) {
-  ErrorList errors;
+  Rules rules{config, {}};
   const ParameterTable table = parameter_table(config);
-  for (const Parameter& parameter : table.parameters()) {
-    const GroupConfig* const group = group_of(config, parameter.name);
-    if (group == nullptr || group->rule != GroupRule::muon || rule_of(config, parameter.group) == Rule::muon) continue;
-    errors.add(fmt::format("group.{}.rule = \"muon\": {} is {}", group - config.group.data(), parameter.name,
-                           parameter.group == Group::matrix
-                               ? "a matrix of the blocks, which optimizer.matrix_rule = \"adam\" updates"
-                               : "neither a matrix of the blocks nor learned scalars of rows and columns"));
+  for (int i = 0; i < static_cast<int>(config.group.size()); ++i) {
+    const GroupConfig& group = config.group[i];
+    if (group.rule == GroupRule::muon) check_tensors(rules, table, i, "rule", "\"muon\"", fault_for_muon);
+    if (group.period > 0) check_tensors(rules, table, i, "period", fmt::format("{}", group.period), fault_for_period);
   }
-  for (const Parameter& parameter : table.parameters()) {
-    if (parameter.group != Group::scalar_matrix || kernels::is_scalar_matrix(parameter.rows, parameter.cols)) continue;
-    errors.add(
-        fmt::format("group.{}.rule = \"muon\": {} is {} x {}; Muon takes learned scalars of at most {} "
-                    "elements, the shorter side of at most {}",
-                    group_of(config, parameter.name) - config.group.data(), parameter.name, parameter.rows,
-                    parameter.cols, kernels::max_scalar_matrix, kernels::max_scalar_matrix_side));
-  }
-  for (const Parameter& parameter : table.parameters()) {
-    const GroupConfig* const group = group_of(config, parameter.name);
-    if (group == nullptr || group->period == 0 || may_have_period(config, parameter)) continue;
-    errors.add(
-        fmt::format("group.{}.period = {}: {} is {}", group - config.group.data(), group->period, parameter.name,
-                    parameter.name == "embedding" ? "tied to the LM head (model.tied_head)" : "no lookup table"));
-  }
-  errors.rethrow(ExitCode::usage, Scope::all_ranks);
+  rules.errors.rethrow(ExitCode::usage, Scope::all_ranks);
 }
 
 bool takes_master_format(const Config& config, Group group) {
@@ -158,22 +212,58 @@ UpdateSteps update_steps(const Config& config, const ParameterTable& table, cons
   return hyperparameters(config, *std::ranges::find(all, bucket.offset, &Parameter::offset)).updates;
 }
 
+namespace {
+
+/// A number of a [[group]] that Adam alone reads.
+struct AdamsNumber {
+  const char* key;
+  double GroupConfig::*value;
+  const char* of_muon;  ///< what Muon has in its place
+};
+constexpr AdamsNumber adams_numbers[] = {
+    {"beta1", &GroupConfig::beta1, "with the momentum of optimizer.muon_momentum_first and _last"},
+    {"beta2", &GroupConfig::beta2, "with optimizer.normuon_beta"},
+    {"decay", &GroupConfig::decay, "with optimizer.muon_decay"},
+};
+
+/// A line for a key of a group that has no effect on the tensors for which `unread(parameter)` holds, if there are any.
+template <class Predicate>
+void warn_of_key(std::vector<std::string>& warnings, const Config& config, const ParameterTable& table, int i,
+                 const char* key, const std::string& value, const char* in_place, const Predicate& unread) {
+  const Unfit unfit = unfit_tensors(config, table, config.group[i], unread);
+  if (unfit.count == 0) return;
+  const std::string path = fmt::format("group.{}.{}", i, key);
+  warnings.push_back(fmt::format("warning: {}{} = {} is Adam's: {} updates {} {}{}", where_set(config, {path}), path,
+                                 value, traits_of(rule_of(config, unfit.first->group)).title, unfit.first->name,
+                                 in_place, unfit.others("likewise")));
+}
+
+/// Keys of a group without effect where Muon updates its tensors. Those with their defaults stand in every resolved
+/// deck, so they are passed over.
+void warn_of_adams_keys(std::vector<std::string>& warnings, const Config& config, const ParameterTable& table, int i) {
+  const GroupConfig &group = config.group[i], defaults{};
+  const auto by_muon = [&](const Parameter& p) { return rule_of(config, p.group) == Rule::muon; };
+  for (const auto& [key, value, of_muon] : adams_numbers) {
+    if (group.*value == defaults.*value) continue;
+    warn_of_key(warnings, config, table, i, key, fmt::format("{}", group.*value), of_muon, by_muon);
+  }
+  const auto in_fp32 = [&](const Parameter& p) { return !takes_master_format(config, p.group); };
+  if (group.master != defaults.master)
+    warn_of_key(warnings, config, table, i, "master", "\"bf16\"", "in fp32", in_fp32);
+}
+
+}  // namespace
+
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table) {
   std::vector<std::string> warnings;
-  for (std::size_t i = 0; i < config.group.size(); ++i) {
-    const GroupConfig& group = config.group[i];
-    const bool rounds = group.master != StateFormat::fp32;
-    const auto in_fp32 = std::ranges::find_if(table.parameters(), [&](const Parameter& parameter) {
-      return !takes_master_format(config, parameter.group) && group_of(config, parameter.name) == &group;
-    });
-    if (rounds && in_fp32 != table.parameters().end()) {
-      warnings.push_back(fmt::format("warning: group.{}: the format of masters is Adam's; {} updates {} in fp32", i,
-                                     traits_of(rule_of(config, in_fp32->group)).title, in_fp32->name));
-    }
-    for (const std::string& pattern : group.tensors) {
+  for (int i = 0; i < static_cast<int>(config.group.size()); ++i) {
+    warn_of_adams_keys(warnings, config, table, i);
+    for (const std::string& pattern : config.group[i].tensors) {
       const auto named = [&](const Parameter& parameter) { return matches(pattern, parameter.name); };
       if (std::ranges::any_of(table.parameters(), named)) continue;
-      warnings.push_back(fmt::format("warning: group.{}.tensors: no tensor of the model is called {}", i, pattern));
+      const std::string key = fmt::format("group.{}.tensors", i);
+      warnings.push_back(
+          fmt::format("warning: {}{}: no tensor of the model is called {}", where_set(config, {key}), key, pattern));
     }
   }
   return warnings;

@@ -42,11 +42,13 @@ UpdateSteps update_steps(const Config& config, const ParameterTable& table, cons
 ParameterTable parameter_table(const Config& config, int nodes = 1);
 
 /// Throws Error(usage) where a [[group]] asks for Muon on a tensor that it does not update, or gives a period to a
-/// tensor that is no lookup table.
+/// tensor that is no lookup table. The message has a line for each such key, with its place in the deck, the first
+/// tensor and the number of others.
 void check_group_rules(const Config& config);
 
 /// One line for each pattern of a [[group]] that matches no tensor of the model, for example because a mechanism is
-/// switched off; and one for each [[group]] that asks for bf16 masters of a tensor whose rule keeps fp32.
+/// switched off; and one for each key of Adam's, with another value than its default, of a [[group]] with tensors that
+/// Muon updates: betas, decay, and bf16 masters of a tensor whose rule keeps fp32.
 std::vector<std::string> group_warnings(const Config& config, const ParameterTable& table);
 
 /// Whether the whole name matches the pattern, in which * stands for any number of any characters.

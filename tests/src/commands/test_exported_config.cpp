@@ -6,6 +6,7 @@
 #include <fstream>
 #include <regex>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 #include "src/commands/export_files.hpp"
@@ -176,6 +177,19 @@ TEST_F(ExportedConfigFile, KeysThatStandTwiceAreRefused) {
   EXPECT_EQ(error_with("\"window\"", "\"vocab_size\": 7, \"window\""), "names the key \"vocab_size\" twice");
   EXPECT_EQ(error_with("\"window\"", "\"stage\": [{\"short_window\": 1, \"short_window\": 2}], \"window\""),
             "names the key \"short_window\" twice");
+}
+
+TEST_F(ExportedConfigFile, ValuesAreRefusedBeforeWhatTheyContradict) {
+  Config config;
+  config.model.residual = Residual::plain;
+  config.model.value_path = ValuePath::none;
+  text_ = exported_config("checkpoint.h5", config, 0, 50256, {"gpt2", 7}, ExportedType::fp32);
+  EXPECT_EQ(error_in(text_), "");
+  for (const auto& [from, to, got] : {std::tuple("\"residual\": \"plain\"", "\"residual\": \"gpt2\"", "'gpt2'"),
+                                      std::tuple("\"tied_head\": false", "\"tied_head\": 1", "1")}) {
+    const std::string error = error_with(from, to);
+    EXPECT_NE(error.find(std::string(": got ") + got + ", allowed: "), error.npos) << error;
+  }
 }
 
 TEST_F(ExportedConfigFile, OtherTextsAreRefused) {

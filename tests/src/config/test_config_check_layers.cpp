@@ -246,7 +246,11 @@ key_offset_layers = [0, 5]
       rule({"model.value_layers_gated_by_input=[0, 1]"}, medium),
       "model.gate_columns = 15 must be even: gates of model.value_layers read half of them of each of two streams, "
       "but where model.value_layers_gated_by_input names the layer");
-  EXPECT_EQ(rule({"model.skip_to=[3, 3]"}, medium), "model.skip_to names layer 3 twice");
+  EXPECT_EQ(rule({"model.skip_to=[3, 3]"}, medium), "model.skip_to names layer 3 twice: a layer takes up one skip");
+  EXPECT_EQ(rule({"model.skip_from=[1, -1]"}, medium),
+            "model.skip_from has -1 among 2 numbers; -1 alone says that there is no skip");
+  EXPECT_EQ(rule({"model.skip_to=[-1, 3]"}, medium),
+            "model.skip_to has -1 among 2 numbers; -1 alone says that there is no skip");
   EXPECT_EQ(rule({"model.skip_to=[1, 4]"}, medium), "model.skip_to = 1 must be a layer above model.skip_from = 1");
   EXPECT_EQ(rule({"model.backout_from=5"}, medium),
             "model.backout_from = 5 must be below the last of model.layers = 6");

@@ -87,6 +87,18 @@ TEST(Config, ImpossibleValueNamesWhatIsAllowed) {
   EXPECT_EQ(deck_error("[run]\nname = \"a/b\"\n").substr(0, 49), "d.toml:2: run.name: got 'a/b', allowed: string, n");
 }
 
+TEST(Config, ValuesStandOnOneLine) {
+  const auto got = [](const std::string& value) {
+    const std::string error = deck_error("[optimizer]\nmuon_lr = " + value + "\n"), begin = "got ";
+    const std::size_t at = error.find(begin) + begin.size();
+    return error.substr(at, error.find(", allowed") - at);
+  };
+  EXPECT_EQ(got("[nan, 1]"), "[ nan, 1 ]");
+  EXPECT_EQ(got("[[1, inf], 0x10, []]"), "[ [ 1, inf ], 0x10, [] ]");
+  EXPECT_EQ(got("{a = 1, b = [nan, \"x\"], c = {}}"), "{ a = 1, b = [ nan, 'x' ], c = {} }");
+  EXPECT_EQ(got("[" + repeat("1000000000, ", 20) + "1]"), "[ " + repeat("1000000000, ", 4) + "1000000...");
+}
+
 TEST(Config, SyntaxErrorNamesItsLine) {
   EXPECT_TRUE(deck_error("[model]\nwidth = \n").starts_with("d.toml:2: syntax error: "));
   EXPECT_TRUE(deck_error("[model\n").starts_with("d.toml:1: syntax error: "));

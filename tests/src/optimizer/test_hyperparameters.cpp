@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/optimizer/averaged_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/tiny_config.hpp"
 
@@ -89,9 +90,9 @@ TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   config.optimizer.muon_moments = bf16;
   EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32)) << "the group's";
   EXPECT_EQ(formats("block.1.mlp_out"), std::pair(fp32, bf16));
-  const std::vector<std::string> expected = {
-      "warning: group.0: the format of masters is Adam's; Muon updates block.3.mlp_in in fp32"};
-  EXPECT_EQ(group_warnings(config, table), expected);
+  EXPECT_EQ(group_warnings(config, table).back(),
+            "warning: group.0.master = \"bf16\" is Adam's: Muon updates block.3.mlp_in in fp32; 3 more tensors of the "
+            "group likewise");
   config.model.tied_head = true;
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
   config.train.untie_step = -1;
@@ -124,7 +125,9 @@ TEST(Hyperparameters, GatesMayBeMuons) {
   EXPECT_EQ(hyper.decay, 1.5);
   EXPECT_EQ(hyper.master, StateFormat::bf16);
   EXPECT_EQ(hyper.moments, StateFormat::bf16);
-  EXPECT_EQ(group_warnings(config, table), std::vector<std::string>{});
+  for (const std::string& warning : group_warnings(config, table)) {
+    EXPECT_EQ(warning.find("master"), warning.npos) << warning;
+  }
   const auto bucket = std::ranges::find(table.buckets(), Group::scalar_matrix, &Bucket::group);
   ASSERT_NE(bucket, table.buckets().end());
   EXPECT_EQ(bucket->units, 2u);
@@ -168,6 +171,99 @@ TEST(Hyperparameters, LookupTablesAloneHaveAPeriodOfTheirOwn) {
   EXPECT_EQ(error(), "");
   config.model.tied_head = true;
   EXPECT_EQ(error(), "group.0.period = 4: embedding is tied to the LM head (model.tied_head)");
+}
+
+TEST(Hyperparameters, VectorsAndSingleNumbersAreNotMuons) {
+  Config config = gated_config();
+  const auto error = [&](const std::string& tensor) {
+    config.group[0].tensors = {tensor};
+    return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks);
+  };
+  const std::string rule = "group.0.rule = \"muon\": ",
+                    instead = "; Muon takes gates, and learned scalars of several rows and columns";
+  EXPECT_EQ(error("block.*.attention_gate"), "");
+  EXPECT_EQ(error("smear_factor"),
+            rule + "smear_factor is a single number, which Muon would move by the sign of its momentum");
+  EXPECT_EQ(error("*_gate"), "") << "the smear's has one row";
+  EXPECT_EQ(error("block.0.attention_factors"), rule + "block.0.attention_factors is a vector of 2 numbers" + instead);
+  config.model.residual = Residual::plain;
+  config.model.gated_layers.clear();
+  config.model.smear = false;
+  config.model.norm_gains = config.model.biases = true;
+  EXPECT_EQ(error("block.0.qkv_bias"), rule + "block.0.qkv_bias is a vector of 48 numbers" + instead);
+  EXPECT_EQ(error("final_gain"), rule + "final_gain is a vector of 16 numbers" + instead);
+}
+
+/// A deck with groups, for messages that name places in it.
+Config deck_with(const std::string& groups, const std::vector<std::string>& overrides = {}) {
+  Config config = parse_deck(groups, "d.toml", overrides);
+  const Config tiny = tiny_config();
+  config.model = tiny.model;
+  return config;
+}
+
+TEST(Hyperparameters, ErrorsNameThePlaceAndOneTensorForEachKey) {
+  const auto error = [](const std::string& deck, const std::vector<std::string>& overrides) {
+    const Config config = deck_with(deck, overrides);
+    return error_of([&] { check_group_rules(config); }, ExitCode::usage, Scope::all_ranks);
+  };
+  const std::string others = "[[group]]\ntensors = [\"smear_gate\"]\n",
+                    matrices = others + "[[group]]\ntensors = [\"block.*.mlp_in\"]\n";
+  EXPECT_EQ(error(matrices + "rule = \"muon\"\n", {"optimizer.matrix_rule=adam"}),
+            "d.toml:5: group.1.rule = \"muon\": block.3.mlp_in is a matrix of the blocks, which optimizer.matrix_rule "
+            "= \"adam\" updates; 3 more tensors of the group cannot have it either");
+  EXPECT_EQ(error(matrices, {"group.1.period=4"}),
+            "override group.1.period=4: group.1.period = 4: block.3.mlp_in is no lookup table; 3 more tensors of the "
+            "group cannot have it either");
+  EXPECT_EQ(error(others + "[[group]]\nrule = \"muon\"\ntensors = [\"head\", \"embedding\"]", {}),
+            "d.toml:4: group.1.rule = \"muon\": head is neither a matrix of the blocks nor learned scalars of rows and "
+            "columns; 1 more tensor of the group cannot have it either");
+}
+
+TEST(Hyperparameters, WarningsNameThePlace) {
+  const std::string deck =
+      "[[group]]\nmaster = \"bf16\"\ntensors = [\"*.mlp_in\", \"bigram\"]\n[[average]]\ntensors = [\"heads\"]\n";
+  const auto warnings = [](const Config& config) { return group_warnings(config, ParameterTable(config.model)); };
+  const std::string masters =
+                        "group.0.master = \"bf16\" is Adam's: Muon updates block.3.mlp_in in fp32; 3 more tensors of "
+                        "the group likewise",
+                    bigram = "warning: d.toml:3: group.0.tensors: no tensor of the model is called bigram";
+  const Config config = deck_with(deck);
+  EXPECT_EQ(warnings(config), (std::vector<std::string>{"warning: d.toml:2: " + masters, bigram}));
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.master=bf16"})),
+            (std::vector<std::string>{"warning: override group.0.master=bf16: " + masters, bigram}));
+  EXPECT_EQ(
+      average_warnings(config, ParameterTable(config.model)),
+      std::vector<std::string>{"warning: d.toml:5: average.0.tensors: no trained tensor of the model is called heads"});
+}
+
+TEST(Hyperparameters, KeysOfAdamThatMuonLacksAreTold) {
+  const std::string deck =
+      "[[group]]\ntensors = [\"*.mlp_in\", \"head\"]\nlr = 0.1\nbeta1 = 0.9\nbeta2 = 0.9\ndecay = 50\n";
+  const auto warnings = [](const Config& config) { return group_warnings(config, parameter_table(config)); };
+  const std::string of_all = "; 3 more tensors of the group likewise";
+  EXPECT_EQ(warnings(deck_with(deck)),
+            (std::vector<std::string>{
+                "warning: d.toml:4: group.0.beta1 = 0.9 is Adam's: Muon updates block.3.mlp_in with the momentum of "
+                "optimizer.muon_momentum_first and _last" +
+                    of_all,
+                "warning: d.toml:5: group.0.beta2 = 0.9 is Adam's: Muon updates block.3.mlp_in with "
+                "optimizer.normuon_beta" +
+                    of_all,
+                "warning: d.toml:6: group.0.decay = 50 is Adam's: Muon updates block.3.mlp_in with "
+                "optimizer.muon_decay" +
+                    of_all}));
+  // Where all its tensors are Adam's, and with the defaults, which every resolved deck has.
+  const std::vector<std::string> none;
+  EXPECT_EQ(warnings(deck_with(deck, {"optimizer.matrix_rule=adam"})), none);
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.tensors=head"})), none);
+  EXPECT_EQ(warnings(deck_with(deck, {"group.0.beta1=0.8", "group.0.beta2=0.95", "group.0.decay=0"})), none);
+  Config gates = gated_config();
+  gates.group[0].beta1 = 0.8;
+  gates.group[0].beta2 = 0.95;
+  EXPECT_EQ(warnings(gates),
+            std::vector<std::string>{"warning: group.0.decay = 0.7 is Adam's: Muon updates block.1.attention_gate with "
+                                     "optimizer.muon_decay; 1 more tensor of the group likewise"});
 }
 
 TEST(Hyperparameters, OnlyMuonsWeightsAreTruncated) {
