@@ -7,6 +7,7 @@
 
 #include "src/base/error.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/final_weights.hpp"
 #include "src/run/trained_model.hpp"
 
 namespace nanorun {
@@ -19,7 +20,7 @@ std::vector<float> read_whole(Comm& alone, const std::string& file, const Checkp
   Slab<float> slab = *std::ranges::find(slabs, dataset, &Slab<float>::dataset);
   std::vector<float> values(slab.total_rows * slab.cols);
   slab.data = values;
-  read_tensors(alone, file, header, {slab});
+  read_final_weights(alone, file, header, parse_deck(header.deck, file, {}), table, {slab});
   return values;
 }
 

@@ -175,8 +175,7 @@ void RunSetup::begin_with(const std::string& file) {
     if (slab.dataset.starts_with(outer_weights)) outer.push_back(slab);
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
-  read_tensors(comm, file, header, weights);
-  blend_averages(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
+  read_final_weights(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
   const auto values = [&](const std::string& dataset) -> std::span<const float> {
     return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
   };
