@@ -28,7 +28,7 @@ void blend_average(Stream, Vec<T> w, Vec<const std::type_identity_t<acc_t<T>>> a
   const T share = static_cast<T>(blend), rest = static_cast<T>(1 - blend);
   for_chunks("blend_average", w.size(), [=] KOKKOS_FUNCTION(std::size_t begin, std::size_t end) {
 #pragma omp simd
-    for (std::size_t i = begin; i < end; ++i) w[i] = rest * w[i] + share * average[i];
+    for (std::size_t i = begin; i < end; ++i) w[i] = blended(w[i], average[i], share, rest);
   });
 }
 

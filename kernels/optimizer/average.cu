@@ -36,7 +36,7 @@ struct BlendAverage {
     Vector<float, W> weight = load_floats<W>(w + i);
     const Vector<float, W> mean = load_vector<W>(average + i);
 #pragma unroll
-    for (int k = 0; k < W; ++k) weight.v[k] = rest * weight.v[k] + share * mean.v[k];
+    for (int k = 0; k < W; ++k) weight.v[k] = blended(weight.v[k], mean.v[k], share, rest);
     store_rounded(w + i, weight);
   }
 };

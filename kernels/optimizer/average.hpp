@@ -5,12 +5,20 @@
 //   blend_average:    w = (1 - blend) w + blend E
 // Shapes: E, w [n]. E has the accumulators' type; sums are formed in it, and rounded to w's type, ties to even.
 
+#include <cmath>
 #include <type_traits>
 
 #include "kernels/device/op.hpp"
 #include "kernels/device/types.hpp"
 
 namespace nanorun::kernels {
+
+/// One element of blend_average() before it is rounded: the same bits on hosts and devices, since nothing is left to
+/// the compiler's choice of fused operations. share = blend and rest = 1 - blend, in T. Device code may call it.
+template <class T>
+constexpr T blended(T w, T average, T share, T rest) {
+  return std::fma(rest, w, share * average);
+}
 
 NANORUN_DECLARE_OPS({
   /// CUDA: T = bf16 or float.

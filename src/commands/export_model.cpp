@@ -52,8 +52,7 @@ void write_tensors(const std::string& path, const ExportOptions& options, const 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     values.resize(table.parameters()[i].size());
     slabs[i].data = values;
-    read_tensors(alone, options.checkpoint, header, {slabs[i]});
-    blend_averages(alone, options.checkpoint, header, config, table, {slabs[i]});
+    read_final_weights(alone, options.checkpoint, header, config, table, {slabs[i]});
     if (!all_finite(values)) non_finite.push_back(tensors[i].name);
     if (tensors[i].type == "F32") {
       file.write(std::as_bytes(std::span(values)));

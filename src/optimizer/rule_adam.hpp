@@ -11,6 +11,9 @@ namespace nanorun {
 template <class T>
 class AdamRule final : public UpdateRule<T> {
  public:
+  /// First parts of the names of what checkpoints hold.
+  static constexpr const char *first_moment = "/adam/m/", *second_moment = "/adam/v/", *gradient = "/adam/gradient/";
+
   static RuleTraits traits();
   AdamRule(const Config& config, kernels::Stream stream) : config_(config), rows_(config, stream) {}
 
@@ -28,8 +31,6 @@ class AdamRule final : public UpdateRule<T> {
   void restart() override { rows_.restart(); }
 
  private:
-  static constexpr const char *first_moment = "/adam/m/", *second_moment = "/adam/v/", *gradient = "/adam/gradient/";
-
   void update_bucket(const UpdateContext& context, const OwnedBucket<T>& owned, long step);
 
   const Config& config_;

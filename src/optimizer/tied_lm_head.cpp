@@ -16,17 +16,16 @@ const OwnedBucket<T>* bucket_of(const std::vector<OwnedBucket<T>>& buckets, cons
 
 }  // namespace
 
+bool ties_lm_head(const Config& config, long step) {
+  const int untie_step = config.train.untie_step;
+  return config.model.tied_head && (untie_step == 0 || step <= untie_step);
+}
+
 template <class T>
 TiedLmHead<T>::TiedLmHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets)
     : config_(config),
       lm_head_(bucket_of(buckets, table.find("head"))),
       embedding_(bucket_of(buckets, table.find("embedding"))) {}
-
-template <class T>
-bool TiedLmHead<T>::tied(long step) const {
-  const int untie_step = config_.train.untie_step;
-  return config_.model.tied_head && (untie_step == 0 || step <= untie_step);
-}
 
 template <class T>
 void TiedLmHead<T>::take_gradients(kernels::Stream stream) const {

@@ -12,6 +12,9 @@
 
 namespace nanorun {
 
+/// Whether the update at the end of a step is one of LM head and embedding together.
+bool ties_lm_head(const Config& config, long step);
+
 /// T as in Optimizer.
 template <class T>
 class TiedLmHead {
@@ -19,8 +22,7 @@ class TiedLmHead {
   /// All outlive it.
   TiedLmHead(const Config& config, const ParameterTable& table, const std::vector<OwnedBucket<T>>& buckets);
 
-  /// Whether the update at the end of a step is a tied one.
-  bool tied(long step) const;
+  bool tied(long step) const { return ties_lm_head(config_, step); }
   const OwnedBucket<T>& lm_head() const { return *lm_head_; }
   const OwnedBucket<T>& embedding() const { return *embedding_; }
 

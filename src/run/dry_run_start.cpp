@@ -7,15 +7,19 @@
 #include "src/run/earlier_run.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/run_paths.hpp"
+#include "src/run/tied_start.hpp"
 
 namespace nanorun {
 
 namespace {
 
-void describe_checkpoint(const Checkpoints& checkpoints, const Config& config, DryRunStart& start) {
-  require_steps_ahead(checkpoints, config);
+void describe_checkpoint(Comm& alone, const Checkpoints& checkpoints, const Config& config, const ParameterTable& table,
+                         DryRunStart& start) {
   const std::string& file = checkpoints.restored_file();
   const CheckpointHeader& header = checkpoints.restored();
+  verify_tied(alone, config, table, file, header.progress.step,
+              [&](const Slab<float>& slab) { read_tensors(alone, file, header, {slab}); });
+  require_steps_ahead(checkpoints, config);
   start.data = {origin_of(header.tokenizer, file, config.model.vocabulary), header.shards, header.progress.cursor,
                 header.progress.step};
   start.lines.push_back(fmt::format("continues from the checkpoint {}, step {}", file, header.progress.step));
@@ -37,7 +41,7 @@ Continuation plan_continuation(Comm& alone, const Config& config, const Paramete
   if (continuation.complete) {
     start.lines.push_back(fmt::format("the run is finished: all {} steps are made", config.train.steps));
   } else if (found) {
-    describe_checkpoint(checkpoints, config, start);
+    describe_checkpoint(alone, checkpoints, config, table, start);
   } else if (!config.checkpoint.weights.empty()) {
     describe_first_weights(alone, config, table, start);
   }

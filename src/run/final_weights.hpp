@@ -13,18 +13,11 @@
 
 namespace nanorun {
 
-/// Whether the weights of a checkpoint's model are formed with averages. `trained`: the checkpoint's deck.
-bool has_averages(const CheckpointHeader& header, const Config& trained);
-
-/// Collective. Makes the weights of a checkpoint, "/weights/<name>" of `table`, those of its model, in fp32. All ranks
-/// give the same tensors, each its rows. Throws Error(checkpoint).
-void blend_averages(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& trained,
-                    const ParameterTable& table, const std::vector<Slab<float>>& weights);
-
-/// Makes one parameter, which holds the weights of a checkpoint as ops read them, that of its model, by the ops of the
-/// last validation. Throws Error(checkpoint).
-template <class T>
-void blend_averages(kernels::Stream stream, const std::string& path, const CheckpointHeader& header,
-                    const Config& trained, const Parameter& parameter, std::span<T> weights);
+/// Collective. Reads weights of a checkpoint, "/weights/<name>" of `table`, in fp32, and verifies their checksums. If
+/// the run of its deck `trained` is finished, they are those of its model: averaged tensors have the numbers with which
+/// the last validation of this build computed, in bf16 where it kept them so. All ranks give the same tensors, each its
+/// rows, with memory. Throws Error(checkpoint).
+void read_final_weights(Comm& comm, const std::string& path, const CheckpointHeader& header, const Config& trained,
+                        const ParameterTable& table, const std::vector<Slab<float>>& weights);
 
 }  // namespace nanorun

@@ -2,30 +2,15 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "src/base/error.hpp"
 #include "src/run/checkpoint.hpp"
+#include "src/run/final_weights.hpp"
+#include "src/run/tied_start.hpp"
 #include "src/run/trained_model.hpp"
 
 namespace nanorun {
-
-namespace {
-
-std::vector<float> read_whole(Comm& alone, const std::string& file, const CheckpointHeader& header,
-                              const ParameterTable& table, const char* dataset) {
-  const std::vector<Slab<float>> slabs = weight_slabs(table);
-  Slab<float> slab = *std::ranges::find(slabs, dataset, &Slab<float>::dataset);
-  std::vector<float> values(slab.total_rows * slab.cols);
-  slab.data = values;
-  read_tensors(alone, file, header, {slab});
-  return values;
-}
-
-bool has_tied_lm_head(const Config& config) { return config.model.tied_head && config.train.untie_step >= 0; }
-
-}  // namespace
 
 FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table) {
   const std::string& file = config.checkpoint.weights;
@@ -42,25 +27,14 @@ FirstWeights find_first_weights(Comm& comm, const Config& config, const Paramete
               Scope::all_ranks);
 }
 
-void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding) {
-  if (!has_tied_lm_head(config)) return;
-  const bool differ = !std::ranges::equal(std::as_bytes(head), std::as_bytes(embedding));
-  if (comm.all_reduce(std::uint64_t{differ}, Reduce::max) == 0) return;
-  throw Error(ExitCode::checkpoint,
-              fmt::format("{}: its embedding is no copy of its head, and the run's first update would make it one "
-                          "(model.tied_head); train.untie_step = -1 trains both as they are",
-                          config.checkpoint.weights),
-              Scope::all_ranks);
-}
-
 FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table) {
   const std::string& file = config.checkpoint.weights;
   FirstWeights weights = find_first_weights(alone, config, table);
   read_tensors(alone, file, weights.header, weight_slabs(table));
-  if (has_tied_lm_head(config)) {
-    const auto values = [&](const char* dataset) { return read_whole(alone, file, weights.header, table, dataset); };
-    require_tied(alone, config, values("/weights/head"), values("/weights/embedding"));
-  }
+  const Config trained = parse_deck(weights.header.deck, file, {});
+  verify_tied(alone, config, table, file, 0, [&](const Slab<float>& slab) {
+    read_final_weights(alone, file, weights.header, trained, table, {slab});
+  });
   return weights;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // checkpoint.weights: the checkpoint with whose weights a new run begins.
 
-#include <span>
 #include <string>
 
 #include "src/comm/comm.hpp"
@@ -20,13 +19,8 @@ struct FirstWeights {
 /// where the file is no checkpoint, or its model has other tensors.
 FirstWeights find_first_weights(Comm& comm, const Config& config, const ParameterTable& table);
 
-/// Collective with a tied LM head (model.tied_head, and train.untie_step not -1), else does nothing. Throws
-/// Error(checkpoint, all_ranks) if LM head and embedding differ: the first update would make the embedding a copy of
-/// the LM head. Each rank passes the same rows [rows, d] of both.
-void require_tied(Comm& comm, const Config& config, std::span<const float> head, std::span<const float> embedding);
-
 /// For one rank, without a run. Does what find_first_weights() does, and verifies the weights. Throws Error(checkpoint)
-/// also where they are damaged, or where require_tied() would throw.
+/// also where they are damaged, or where require_tied() (tied_start.hpp) would throw.
 FirstWeights verify_first_weights(Comm& alone, const Config& config, const ParameterTable& table);
 
 }  // namespace nanorun

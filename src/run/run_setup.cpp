@@ -14,6 +14,7 @@
 #include "src/run/final_weights.hpp"
 #include "src/run/first_weights.hpp"
 #include "src/run/log_lines.hpp"
+#include "src/run/tied_start.hpp"
 
 namespace nanorun {
 
@@ -150,6 +151,10 @@ void RunSetup::examine_earlier(const std::optional<Progress>& found) {
 
 void RunSetup::go_on_from(const Progress& found) {
   progress = found;
+  const std::vector<Slab<float>> slabs = learner.optimizer.slabs_to_fill();
+  require_tied(comm, config, checkpoints.restored_file(), progress.step, slabs);
+  const bool parts = parts_lm_head(checkpoints.restored(), config);
+  if (parts) hand_over_state(slabs);
   learner.optimizer.restore({.gradients_wait = gradients_wait(checkpoints.restored(), config, learner.table),
                              .late_sums_wait = true,
                              .averages = averages_to_begin(checkpoints.restored(), config)});
@@ -163,6 +168,7 @@ void RunSetup::go_on_from(const Progress& found) {
   }
   log.line(fmt::format("restarted from the checkpoint of step {}", progress.step));
   for (const std::string& line : changes_since(checkpoints, config)) log.line(line);
+  if (parts) log.line("LM head and embedding part here, and the embedding goes on with the LM head's state");
   require_steps_ahead(checkpoints, config);
 }
 
@@ -175,14 +181,12 @@ void RunSetup::begin_with(const std::string& file) {
     if (slab.dataset.starts_with(outer_weights)) outer.push_back(slab);
     if (slab.dataset.starts_with("/weights/")) weights.push_back(std::move(slab));
   }
-  read_tensors(comm, file, header, weights);
-  blend_averages(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
-  const auto values = [&](const std::string& dataset) -> std::span<const float> {
-    return std::ranges::find(weights, dataset, &Slab<float>::dataset)->data;
-  };
-  require_tied(comm, config, values("/weights/head"), values("/weights/embedding"));
-  for (const Slab<float>& slab : outer)
-    std::ranges::copy(values("/weights/" + name_of(slab.dataset)), slab.data.begin());
+  read_final_weights(comm, file, header, parse_deck(header.deck, file, {}), learner.table, weights);
+  require_tied(comm, config, file, 0, weights);
+  for (const Slab<float>& slab : outer) {
+    const std::string dataset = "/weights/" + name_of(slab.dataset);
+    std::ranges::copy(std::ranges::find(weights, dataset, &Slab<float>::dataset)->data, slab.data.begin());
+  }
   learner.optimizer.restore();
   log.line(fmt::format("begins with the weights of {}, step {}", file, header.progress.step));
   if (!difference.empty()) log.line("warning: the model of these weights differs: " + difference);

@@ -38,16 +38,14 @@ void read_weights(const std::string& path, const CheckpointHeader& header, const
     const Parameter& parameter = table.parameters()[i];
     values.resize(parameter.size());
     slabs[i].data = values;
-    read_tensors(alone, path, header, {slabs[i]});
+    read_final_weights(alone, path, header, config, table, {slabs[i]});
     if (parameter.offset < table.tensor_size()) {
       const std::span<Real> tensor = weights.tensors().subspan(parameter.offset, parameter.size());
       set_parameter(stream, tensor, values, Narrowing{hyperparameters(config, parameter).truncates});
-      blend_averages(stream, path, header, config, parameter, tensor);
     } else {
       const std::size_t first = parameter.offset - table.tensor_size();
       const std::span<float> scalars = weights.scalars().subspan(first, parameter.size());
       set_parameter(stream, scalars, values, Narrowing::rounded);
-      blend_averages(stream, path, header, config, parameter, scalars);
     }
     ops::synchronize(stream);
   }

@@ -20,14 +20,23 @@ rate = 0.3
 blend = 0.5
 """
 
+BF16 = """
+[[group]]
+tensors = ["head", "value_embedding.*"]
+lr = 0.01
+master = "bf16"
+"""
+
+VALIDATION = ("--data", "data.h5", "--tokens", "1024", "--length", "256")
+
 
 class Averages(FaultTest):
     def add_averages(self, folder=None):
         deck = (folder or self.folder) / "deck.toml"
         deck.write_text(deck.read_text() + AVERAGES)
 
-    def evaluate(self, checkpoint, ranks=None):
-        job = Job(self.folder, ranks, ["eval", checkpoint])
+    def evaluate(self, checkpoint, ranks=None, arguments=()):
+        job = Job(self.folder, ranks, ["eval", checkpoint, *arguments])
         self.assertEqual(job.wait(), 0, job.text())
         return float(re.search(r"^loss +(\S+)", job.text(), re.MULTILINE)[1])
 
@@ -59,6 +68,37 @@ class Averages(FaultTest):
                          "validation.every=8", "window.first=256")
         first = float(re.search(r"validation at step 0/8: loss (\S+)", job.text())[1])
         self.assertAlmostEqual(first, loss, 4)
+
+    def test_readers_round_masters_in_bf16(self):
+        """eval, export and checkpoint.weights have one model, to the last bit, where Adam keeps tensors in bf16."""
+        self.add_averages()
+        deck = self.folder / "deck.toml"
+        deck.write_text(deck.read_text() + BF16)
+        for masters in ("fp32", "bf16"):  # of the tensors without a group
+            with self.subTest(masters):
+                self.check_readers(f"run_{masters}", f"optimizer.adam_master={masters}")
+
+    def check_readers(self, run, masters):
+        self.train(2, f"run.name={run}", masters)
+        folder = self.folder / "outputs" / run
+        loss = json.loads((folder / "summary.json").read_text())["final_val_loss"]
+        checkpoint, imported = folder / "checkpoints/checkpoint_00000012.h5", f"{run}.h5"
+        head = self.exported(checkpoint, f"exported_{run}")["head"]
+        self.assertFalse(any(head[::4] + head[1::4]), "no numbers of bf16")
+        job = Job(self.folder, None, ["import", f"exported_{run}", imported])
+        self.assertEqual(job.wait(), 0, job.text())
+        self.assertEqual(self.evaluate(checkpoint), loss)
+        self.assertEqual(self.evaluate(imported, arguments=VALIDATION), loss)
+        figures = [self.figures_from(weights, f"{run}_{i}", masters) for i, weights in enumerate((checkpoint, imported))]
+        self.assertEqual(figures[0][0], (0, loss))
+        self.assertEqual(figures[0], figures[1])
+
+    def figures_from(self, weights, run, masters):
+        """Steps and exact losses of a run that begins with the weights; its first validation is of these."""
+        self.train(4, f"run.name={run}", f"checkpoint.weights={weights}", "train.steps=8", "validation.every=8",
+                   "window.first=256", masters)
+        lines = map(json.loads, (self.folder / "outputs" / run / "metrics.jsonl").read_text().splitlines())
+        return [(line["step"], line[key]) for line in lines for key in ("loss", "validation_loss") if key in line]
 
     def test_restart_in_the_window(self):
         self.add_averages()

@@ -1,5 +1,7 @@
 """Restarted runs continue as if they had never stopped."""
 
+import json
+
 from harness import FaultTest, Job, differing_windows, losses, restarted_from, small_run, without_start
 
 MODEL_WITH_GATES = """
@@ -104,6 +106,67 @@ class Restart(FaultTest):
     def test_candidates_of_the_head_on_one_rank_and_four(self):
         self.use_candidates()
         self.assert_close(*self.compare_runs(1, 4))
+
+    def train_tied(self, name, *overrides, code=0, ranks=2):
+        """A model whose embedding has as many rows as its LM head, tied or not."""
+        return self.train(ranks, f"run.name={name}", "model.vocabulary=384", "trace.enabled=false", *overrides, code=code)
+
+    def final_loss(self, name):
+        return self.summary_of(name)["final_val_loss"]
+
+    def summary_of(self, name):
+        return json.loads((self.folder / "outputs" / name / "summary.json").read_text())
+
+    def test_parted_head_and_embedding_stay_parted(self):
+        """A restart refuses to make the embedding a copy of the head again, in all ways in which a deck may say so."""
+        untied = ("model.tied_head=true", "train.untie_step=5")
+        for name, deck, changes in (
+                ("untied", untied, (("train.untie_step=9",), ("train.untie_step=0",), ("train.untie_step=7",))),
+                ("never", ("model.tied_head=false",), (("model.tied_head=true",), ("model.tied_head=true", "train.untie_step=9"))),
+                ("begun", ("model.tied_head=true", "train.untie_step=-1"), (("train.untie_step=0",),))):
+            first = self.train_tied(name, *deck, "stop.step=7", code=75)
+            for change in changes:
+                job = self.train_tied(name, *deck, *change, code=4)
+                self.assert_refused(job, "checkpoint_00000007.h5: its embedding is no copy of its head, and the run's next")
+                planned = self.train_tied(name, *deck, *change, "--dry-run", ranks=1)
+                self.assertRegex(planned.text(), "warning: .*: its embedding is no copy of its head")
+            rest = self.train_tied(name, *deck)
+            self.assertEqual(restarted_from(rest), 7)
+            whole = self.train_tied(f"{name}_whole", *deck)
+            self.assertEqual(losses(first) | losses(rest), losses(whole), "a refusal changes nothing")
+
+    def test_untie_step_that_is_past(self):
+        """It changes nothing whether it stays past, or the head and the embedding still are alike."""
+        tied = "model.tied_head=true"
+        whole = self.train_tied("whole", tied, "train.untie_step=5")
+        for stop, first_untied, then in ((7, 5, 3), (7, 5, -1), (6, 9, 5), (6, 0, -1), (6, 5, 5)):
+            name = f"from_{first_untied}_to_{then}"
+            first = self.train_tied(name, tied, f"train.untie_step={first_untied}", f"stop.step={stop}", code=75)
+            rest = self.train_tied(name, tied, f"train.untie_step={then}")
+            self.assertEqual(restarted_from(rest), stop)
+            self.assertEqual(losses(first) | losses(rest), losses(whole), name)
+            self.assertEqual(self.final_loss(name), self.final_loss("whole"), name)
+            parts = "LM head and embedding part here" in rest.text()
+            self.assertEqual(parts, first_untied in (0, 9), name)
+        # Within a period of Adam: its gradients wait, of the head and of the embedding.
+        period = ("optimizer.adam_period=2", tied)
+        whole = losses(self.train_tied("whole_period", *period, "train.untie_step=5"))
+        first = self.train_tied("period", *period, "train.untie_step=9", "stop.step=7", code=75)
+        rest = self.train_tied("period", *period, "train.untie_step=5")
+        self.assertEqual(losses(first) | losses(rest), whole)
+        self.train_tied("released", tied, "stop.step=6", code=75)
+        self.train_tied("released", "model.tied_head=false")
+        self.assertEqual(self.final_loss("released"), self.final_loss("whole"))
+
+    def test_untie_step_moves_on_while_tied(self):
+        tied = "model.tied_head=true"
+        whole = losses(self.train_tied("whole", tied, "train.untie_step=9"))
+        for untie in (3, 0, 5):  # the update of step 3 is the last before the checkpoint
+            name = f"moved_{untie}"
+            first = self.train_tied(name, tied, f"train.untie_step={untie}", f"stop.step={untie + 1 if untie else 4}",
+                                    code=75)
+            rest = self.train_tied(name, tied, "train.untie_step=9")
+            self.assertEqual(losses(first) | losses(rest), whole, name)
 
     def use_candidates_of_a_tied_head(self):
         """And periods of four steps, in one of which the run is interrupted."""
