@@ -101,8 +101,7 @@ std::vector<Key> stream_keys() {
        "empty, or -1 alone: no skip"},
       {NANORUN_KEY(model, skip_to), trains, layer_or_none,
        "these later layers, one for each of skip_from, none of them twice; residual = \"scaled\" has one skip at most, "
-       "to a layer without "
-       "attention"},
+       "to a layer without attention"},
       {NANORUN_KEY(model, skip_gate), trains, any(),
        "a gate per token on what each skip carries, 2 sigmoid(<w, first columns of x0>); without model.gate_nets, "
        "whose "

@@ -39,6 +39,11 @@ class NodeDeck(ScalingTest):
             "average.0.from_last=30", "average.1.from_last=25", "average.2.from_last=30",
             *(f"average.{i}.rate={rate * 1241 / 124}" for i, rate in enumerate((2 / 299, 0.02, 2 / 75)))])
 
+    def test_rates_of_averages_that_are_given_stay(self):
+        told = self.tell("--steps", 124, "schedule", FASTEST, "--", "average.1.rate=0.5", "average.2.from_last=62")
+        self.assertEqual([line for line in told if line.startswith(("average.1", "average.2.from"))],
+                         ["average.1.from_last=25", "average.2.from_last=6"])
+
     def test_prefixes(self):
         none = self.tell("--data", ".", "prefixes", RECORD89)
         self.assertEqual(none, ['data.prefix_table=""',

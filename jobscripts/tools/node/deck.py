@@ -84,7 +84,7 @@ def facts(deck, _):
 def schedule(deck, arguments):
     """Overrides for a schedule of --steps. Its extension has a few steps at least. A tied head is untied at the same
     share of the run, in a step in which Adam updates. What the deck counts in steps begins at the same share, too, and
-    averages of weights remember the same share."""
+    averages of weights remember the same share, unless their rates are overridden."""
     steps = arguments.steps
     whole, extension = deck.number("train", "steps", STEPS, 1), deck.number("train", "extension_steps", 0)
     short = max(round(extension * steps / whole), min(extension, 4, max(1, steps // 10)))
@@ -99,8 +99,10 @@ def schedule(deck, arguments):
     for key, value in deck.counts():
         lines.append(f"{key}={max(1, round(value * steps / whole))}")
     for i, average in enumerate(deck.rows("average")):
-        rate = tool.require(average.get("rate", 0.0), float, deck.path, f"average.{i}.rate", least=0, most=1)
-        lines.append(f"average.{i}.rate={min(1.0, rate * whole / steps)}")
+        name = f"average.{i}.rate"
+        rate = tool.require(average.get("rate", 0.0), float, deck.path, name, least=0, most=1)
+        if all(key != name for key, _ in deck.overrides):
+            lines.append(f"{name}={min(1.0, rate * whole / steps)}")
     return "\n".join(lines)
 
 
