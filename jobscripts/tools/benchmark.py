@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # absent under 
 import busy
 import program
 import tool
-from benchmark_file import BF16, FIXED, OWNED, OWNER, read_benchmark
+from benchmark_file import BF16, FIXED, HOPPER, OTHER_FP8, OWNED, OWNER, read_benchmark
 from metrics import Metrics
 from program import ROOT, Program
 from study.program import check_deck
@@ -195,8 +195,10 @@ def difference(run, expected):
 
 
 def reference_name(build, run):
-    """The reference that a run is compared with: that of its build, unless its GPUs have computed fp8 in bf16."""
-    return BF16 if run.summary.get("provenance", {}).get("fp8_in_bf16") else build
+    """The reference that a run is compared with: that of its build, unless its products in fp8 are not those of
+    Hopper."""
+    fp8 = run.summary.get("provenance", {}).get("fp8", HOPPER)
+    return {HOPPER: build, "bf16": BF16}.get(fp8, OTHER_FP8)
 
 
 def missing_reference(benchmark, name, run):
@@ -204,7 +206,8 @@ def missing_reference(benchmark, name, run):
     known = name in benchmark.references
     return (f"{benchmark.path} has no [{benchmark.section(name)}]"
             + (f" for steps of {run.sequences} sequences" if known else "")
-            + (": these GPUs compute in bf16 what the deck has in fp8" if name == BF16 else ""))
+            + {BF16: ": these GPUs compute in bf16 what the deck has in fp8",
+               OTHER_FP8: ": these GPUs have other products in fp8 than Hopper"}.get(name, ""))
 
 
 def judge(benchmark, build, runs):

@@ -7,8 +7,10 @@ import program
 import tool
 from program import BUILDS
 
-BF16 = "gpu_bf16"  # reference of GPUs that compute in bf16 what the deck has in fp8
-REFERENCES = (*BUILDS, BF16)
+# References of GPUs with other products in fp8 than Hopper, and of those that compute in bf16 what the deck has in fp8.
+OTHER_FP8, BF16 = "gpu_8_9", "gpu_bf16"
+HOPPER = "9.0a"  # its kernels, as summary.json names them
+REFERENCES = (*BUILDS, OTHER_FP8, BF16)
 PROVENANCE = ("machine", "date", "commit", "command")  # fields of a reference
 # Overrides of every run: the same work on any number of ranks, and nothing beside it.
 FIXED = ("run.log_every=1", "train.cooldown=0", "data.validation=[]", "data.end=wrap", "validation.every=0",
@@ -32,7 +34,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Reference:
-    """Of a build, or of GPUs without products in fp8."""
+    """Of a build, or of GPUs whose products in fp8 are unlike those of Hopper."""
 
     expected: dict  # number of different sequences of a step -> Expected
     facts: dict  # PROVENANCE

@@ -62,6 +62,11 @@ bool trains_in_fp8(const Config& config) {
 
 bool lacks_fp8(const Config& deck) { return trains_in_fp8(deck) && !ops::has_fp8(); }
 
+std::string fp8_kernels(const Config& deck, int device) {
+  if (!trains_in_fp8(deck)) return {};
+  return lacks_fp8(deck) ? "bf16" : ops::device_kernels(device);
+}
+
 double gradient_unit(const Config& config, long step) {
   return config.train.loss == LossSum::sum ? 1 : 1.0 / length_at(config, step);
 }

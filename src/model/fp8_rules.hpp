@@ -36,6 +36,10 @@ bool trains_in_fp8(const Config& config);
 /// Whether the deck trains in 8 bits and the device in use has no such products, so that computed_config() has none.
 bool lacks_fp8(const Config& deck);
 
+/// What multiplies operands in 8 bits where the deck trains in them: ops::device_kernels() of the device, "bf16" where
+/// lacks_fp8(), else nothing. Losses differ between these, since tensor cores add up such products unlike each other.
+std::string fp8_kernels(const Config& deck, int device);
+
 /// Factor from gradients of the sum of a sequence's losses to those that training has at a step: 1, or with train.loss
 /// = "mean" 1 / tokens.
 double gradient_unit(const Config& config, long step);

@@ -100,7 +100,7 @@ std::string provenance_json(const Provenance& p, std::size_t max_size) {
   json["command"] = p.command;
   json["started"] = p.started;
   if (p.reproducible) json["reproducible"] = true;
-  if (p.fp8_in_bf16) json["fp8_in_bf16"] = true;
+  if (!p.fp8.empty()) json["fp8"] = p.fp8;
   // Names of files and arguments need not be UTF-8.
   const auto text = [&] { return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); };
   if (text().size() > max_size) json["command"] = excerpt(p.command, 2000);

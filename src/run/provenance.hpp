@@ -19,7 +19,7 @@ struct Provenance {
   std::string command;        ///< the command line, quoted for a shell
   std::string started;        ///< ISO 8601 with the zone, "2026-11-22T13:05:09+01:00"
   bool reproducible = false;  ///< run.reproducible
-  bool fp8_in_bf16 = false;   ///< lacks_fp8() of the deck
+  std::string fp8;            ///< fp8_kernels() of the deck
 };
 
 /// For rank 0. Names hosts and devices once the device is open. Throws std::runtime_error where the CUDA driver fails.

@@ -94,7 +94,7 @@ void RunSetup::keep_directory() {
 void RunSetup::introduce() {
   if (comm.root()) provenance = nanorun::provenance(context);
   provenance.reproducible = config.run.reproducible;
-  provenance.fp8_in_bf16 = lacks_fp8(config);
+  provenance.fp8 = fp8_kernels(config, context.device());
   const LogHead head{.provenance = provenance,
                      .table = learner.table,
                      .ranks = comm.size(),

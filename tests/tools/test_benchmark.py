@@ -287,7 +287,7 @@ class Work(BenchmarkTest):
                  FILE.replace("steps = 12", "steps = 11"): "more than checked",
                  FILE.replace("window.last=128", "train.steps=9"): "train.steps is set by the benchmark itself",
                  FILE.replace("window.last=128", "128"): "section.key=value",
-                 FILE + REFERENCE.replace("cpu", "tpu").format(3): "[reference.tpu]: the references are cpu, gpu, gpu_bf16",
+                 FILE + REFERENCE.replace("cpu", "tpu").format(3): "[reference.tpu]: the references are cpu, gpu, gpu_8_9, gpu_bf16",
                  FILE + REFERENCE.format("nan"): "loss should be", FILE + REFERENCE.format(3) + "x = 1": "x is no key",
                  FILE + REFERENCE.format(3).replace("1e-6", "0"): "tolerance should be",
                  FILE + REFERENCE.format(3).replace("machine", "#"): "machine is missing",

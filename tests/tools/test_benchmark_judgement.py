@@ -32,15 +32,21 @@ class Judgement(BenchmarkTest):
         return [SimpleNamespace(name="fixed", loss=loss, trouble="", sequences=4,
                                 summary={"provenance": dict(provenance)}) for loss in losses]
 
-    def test_gpus_without_fp8(self):
-        """What the deck has in fp8 they compute in bf16, so another reference counts, or none."""
-        gpu, bf16 = (REFERENCE.replace("cpu", name).format(loss) for name, loss in (("gpu", 3.0), ("gpu_bf16", 3.1)))
-        lacking = {"fp8_in_bf16": True}
+    def test_other_products_in_fp8(self):
+        """GPUs that compute in bf16 what the deck has in fp8, or in another fp8 than Hopper's, have references of their
+        own, or none."""
+        gpu, bf16, other = (REFERENCE.replace("cpu", name).format(loss)
+                            for name, loss in (("gpu", 3.0), ("gpu_bf16", 3.1), ("gpu_8_9", 3.2)))
+        hopper, lacking, ada = ({"fp8": kernels} for kernels in ("9.0a", "bf16", "8.0"))
         for text, loss, provenance, verdict, why, reference in (
                 (gpu + bf16, 3.0, {}, "PASSED", "", 3.0), (gpu + bf16, 3.1, lacking, "PASSED", "", 3.1),
                 (gpu + bf16, 3.1, {}, "FAILED", "off the reference 3.000000", 3.0),
                 (gpu + bf16, 3.0, lacking, "FAILED", "off the reference 3.100000", 3.1),
                 (bf16, 3.0, {}, "NO REFERENCE", "has no [reference.gpu]", None),
+                (gpu + bf16 + other, 3.0, hopper, "PASSED", "", 3.0), (gpu + bf16 + other, 3.2, ada, "PASSED", "", 3.2),
+                (gpu + bf16 + other, 3.0, ada, "FAILED", "off the reference 3.200000", 3.2),
+                (gpu, 3.0, ada, "NO REFERENCE",
+                 "has no [reference.gpu_8_9]: these GPUs have other products in fp8 than Hopper", None),
                 (gpu, 3.1, lacking, "NO REFERENCE",
                  "has no [reference.gpu_bf16]: these GPUs compute in bf16 what the deck has in fp8", None)):
             with self.subTest(text=text, loss=loss, provenance=provenance):
@@ -67,7 +73,7 @@ class Judgement(BenchmarkTest):
                 self.assertEqual(found, verdict)
                 self.assertIn(why, said)
         self.assertIn("has no [weak.reference.gpu]", benchmark.judge(work, "gpu", [run])[1])
-        run.summary = {"provenance": {"fp8_in_bf16": True}}
+        run.summary = {"provenance": {"fp8": "bf16"}}
         self.assertIn("has no [weak.reference.gpu_bf16]: ", benchmark.judge(work, "gpu", [run])[1])
         work = self.read(FILE + WEAK + WEAK[WEAK.index("[weak.ref"):].replace("cpu", "gpu_bf16"), weak=True)
         run.sequences, run.loss, run.gradient_norm = 2, 2.9, 0.4

@@ -72,6 +72,10 @@ TEST(Fp8Rules, TheHeadAndTheProductsCountAsTrainingInFp8) {
     EXPECT_TRUE(trains_in_fp8(config));
     EXPECT_FALSE(trains_in_fp8(without_fp8(config)));
     EXPECT_EQ(lacks_fp8(config), !ops::has_fp8());
+    if (lacks_fp8(config)) {
+      EXPECT_EQ(fp8_kernels(config, 0), "bf16");
+    }
+    EXPECT_EQ(fp8_kernels(without_fp8(config), 0), "");
   }
 }
 

@@ -78,8 +78,8 @@ TEST(Provenance, FitsAnAttribute) {
   EXPECT_EQ(whole.find("fp8"), std::string::npos);
   p.reproducible = true;
   EXPECT_NE(provenance_json(p).find(R"("reproducible":true)"), std::string::npos);
-  p.fp8_in_bf16 = true;
-  EXPECT_NE(provenance_json(p).find(R"("fp8_in_bf16":true)"), std::string::npos);
+  p.fp8 = "bf16";
+  EXPECT_NE(provenance_json(p).find(R"("fp8":"bf16")"), std::string::npos);
   p.command += std::string(100'000, '\0') + "\xff";
   const std::string cut = provenance_json(p, max_provenance_attribute);
   EXPECT_LE(cut.size(), max_provenance_attribute);
