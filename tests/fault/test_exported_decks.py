@@ -53,7 +53,7 @@ def small(deck):
         keys["train.extension_steps"] = 2
     if train.get("untie_step", 0) > 0:
         keys["train.untie_step"] = steps_of(deck) // 2 - 1 | 1  # Adam updates in every other step
-    if deck["data"].get("packing") == "rows":
+    if deck.get("data", {}).get("packing") == "rows":
         return keys | {"train.length": LENGTH, "data.row_length": ROW, "window.first": ROW, "window.last": ROW}
     if "stage" not in deck:
         # Long enough windows for the sequence, but not for all of it.
@@ -142,6 +142,9 @@ class ExportedDecks(FaultTest):
 
     def test_before(self):
         self.check_all("before")
+
+    def test_bigrams_and_paired_heads_before_attention(self):
+        self.check("../tests/golden/medium_bigram")
 
     def test_plain(self):
         self.check_all("plain")

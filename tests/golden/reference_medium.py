@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """GPT-2 Medium of the speedrun's second track and its relatives in PyTorch and double, for golden files: one mix of
-streams before attention (model.residual = "before"), a second embedding, gated skips, backout, shared value tables,
-gates by Muon or Adam, stages with further targets, YaRN up to a window, NorMuon, Adam in odd steps.
+streams before attention (model.residual = "before"), a second embedding or bigrams, gated skips, backout, shared value
+tables, paired heads, XSA, gates by Muon or Adam, stages with further targets, YaRN up to a window, NorMuon, Adam in odd
+steps.
 
 It shares with reference.py the reading of shards and the formula of initial values, and with the other references norms,
-softcaps, masks and the iterations that orthogonalise. Gradients come from autograd. README.md states the conventions.
+softcaps, masks, rows of bigrams, XSA and the iterations that orthogonalise. Gradients come from autograd. README.md
+states the conventions.
 """
 
 import argparse
@@ -19,9 +21,11 @@ import numpy as np
 import reference
 import torch
 import torch.nn.functional as F
-from record89.attention import seen, softmax_attention
+from medium_rules import Adam, Muon
+from record89.attention import seen, softmax_attention, without_value
+from record89.data import bigram_rows
 from record89.parameters import draw
-from reference_plain import capped, frequencies, norm, norms, polar, turned
+from reference_plain import capped, frequencies, norm, norms, turned
 
 END_OF_TEXT = 499
 # Of these keys alone a deck may have others than the program's defaults.
@@ -37,6 +41,7 @@ DEFAULTS = {
         "value_path": "none", "value_layers": [], "value_layers_gated_by_input": [], "value_tables": [],
         "layers_without_attention": [], "smear": False, "second_embedding": False, "skip_from": [], "skip_to": [],
         "skip_gate": False, "backout_from": -1, "gated_layers": [], "gate_columns": 12, "key_offset_layers": [],
+        "bigram_rows": 0, "bigram_columns": 0, "paired_layers": [], "xsa_layers": [],
     },
     "head": {"precision": "fp32"},
     "window": {"kind": "tokens_before", "layers": "L"},
@@ -57,7 +62,7 @@ GROUP = {"tensors": [], "rule": "auto", "lr": 0, "beta1": 0.8, "beta2": 0.95, "d
 STAGE = {"share": 0, "length": 0, "longest_document": 0, "short_window": 0, "long_window": 0, "lr_factor": 1,
          "targets": [1], "targets_end": []}
 # Bounds of the uniform values that --alive adds to starts, so that every gradient is alive; a tensor has the first.
-ALIVE = {"*injection": 0.1, "*smear_factor": 0.5, "*_gate": 0.5}
+ALIVE = {"*injection": 0.1, "*smear_factor": 0.5, "*_gate": 0.5, "bigram": 0.5, "*xsa": 0.5}
 
 
 def filled(what, defaults, given):
@@ -168,6 +173,11 @@ def has_attention(m, i):
     return i not in m["layers_without_attention"]
 
 
+def injections(m):
+    """Starts of the factors of x0 and of the stream beside it."""
+    return [0.0] + [0.0] * m["second_embedding"] + [0.05] * (m["bigram_rows"] > 0)
+
+
 def value_table(m, i):
     """Index of the value table of layer i, which has one."""
     place = m["value_layers"].index(i)
@@ -198,6 +208,8 @@ def parameter_table(m):
         rows["embedding"] = ((m["vocabulary"], d), "embedding", normal(m["init_embedding"]))
     if m["second_embedding"]:
         rows["embedding2"] = ((m["vocabulary"], d), "embedding", normal(m["init_embedding2"]))
+    if m["bigram_rows"]:
+        rows["bigram"] = ((m["bigram_rows"], m["bigram_columns"] or d), "embedding", zero)
     for j in sorted({value_table(m, i) for i in m["value_layers"]}):
         rows[f"value_embedding.{j}"] = ((m["vocabulary"], d), "embedding", normal(m["init_value_embedding"]))
     if m["smear"]:
@@ -218,7 +230,9 @@ def parameter_table(m):
         rows[b + "mlp_in"] = ((hidden, d), "matrix", uniform(m["init_scale_mlp"] or m["init_scale"], d))
         rows[b + "mlp_out"] = ((d, hidden), "matrix", zero if zeros else uniform(m["init_scale"], hidden))
         rows[b + "residual_mix"] = ((1,), "scalar", constant(m["init_residual"]))
-        rows[b + "injection"] = ((1 + m["second_embedding"],), "scalar", zero)
+        rows[b + "injection"] = ((len(injections(m)),), "scalar", constant(*injections(m)))
+        if i in m["xsa_layers"]:
+            rows[b + "xsa"] = ((heads,), "scalar", zero)
         if i in m["gated_layers"]:
             rows[b + "attention_gate"] = ((heads, columns), "scalar", zero)
         if i in m["value_layers"]:
@@ -243,13 +257,24 @@ def first_values(deck, alive=False):
 
 # ---------------------------------------------------------------- model
 
+def paired_attention(q, k, v, scale, document, window):
+    """Of [T, H, D]: head h of token t is row 2t + h // (H/2) of head h mod (H/2), whose window counts rows."""
+    length, heads, size = q.shape
+    rows = (x.reshape(2 * length, heads // 2, size) for x in (q, k, v))
+    mask = seen(document.repeat_interleave(2), window)
+    return softmax_attention(*rows, scale, mask).reshape(length, heads, size)
+
+
 def attention(deck, p, i, n, tokens, settings):
     """Output [T, d] of layer i for the normed input n."""
     m, b = deck["model"], f"block.{i}."
     length, columns, heads = len(n), m["gate_columns"], (m["heads"], m["head_dim"])
     factors, eps = p[b + "attention_factors"], m["norm_eps"]
     q, k, v = (n @ (factors[0] * p[b + "qkv"]).T).view(length, 3, *heads).unbind(1)
-    q, k = (turned(norm(y, eps), settings.frequency) for y in (q, k))
+    position = torch.arange(length)[:, None]
+    if i in m["paired_layers"]:
+        position = 2 * position + torch.arange(m["heads"]) % 2
+    q, k = (turned(norm(y, eps), settings.frequency, position) for y in (q, k))
     if i in m["key_offset_layers"]:
         still = (settings.frequency == 0).repeat(2)
         k = torch.cat((k[:1], torch.where(still, k[:-1], k[1:])))
@@ -259,8 +284,13 @@ def attention(deck, p, i, n, tokens, settings):
         read = torch.cat((n[:, :half], row[:, : columns - half]), 1)
         v = v + 2 * torch.sigmoid(read @ p[b + "value_gate"].T)[..., None] * row.view(length, *heads)
     letters = deck["window"]["layers"]
-    mask = seen((tokens == END_OF_TEXT).cumsum(0), settings.windows[letters[i % len(letters)]])
-    y = softmax_attention(q, k, v, settings.scale, mask)
+    document, window = (tokens == END_OF_TEXT).cumsum(0), settings.windows[letters[i % len(letters)]]
+    if i in m["paired_layers"]:
+        y = paired_attention(q, k, v, settings.scale, document, window)
+    else:
+        y = softmax_attention(q, k, v, settings.scale, seen(document, window))
+    if i in m["xsa_layers"]:
+        y = without_value(y, v, p[b + "xsa"])
     if i in m["gated_layers"]:
         y = y * torch.sigmoid(n[:, :columns] @ p[b + "attention_gate"].T)[..., None]
     return y.reshape(length, -1) @ (factors[1] * p[b + "attention_out"]).T
@@ -278,6 +308,16 @@ def skipped(m, p, k, x0, source):
     return factor * source
 
 
+def beside_x0(m, p, tokens):
+    """The stream that all layers inject beside x0, in a list, which is empty where there is none."""
+    if m["second_embedding"]:
+        return [norm(p["embedding2"][tokens], m["norm_eps"])]
+    if not m["bigram_rows"]:
+        return []
+    rows = p["bigram"][torch.from_numpy(bigram_rows(tokens.numpy(), m["bigram_rows"]))]
+    return [F.pad(rows, (0, m["width"] - rows.shape[1]))]
+
+
 def final_stream(deck, p, tokens, settings):
     """What the head reads, [T, d]."""
     m = deck["model"]
@@ -287,7 +327,7 @@ def final_stream(deck, p, tokens, settings):
         gate = p["smear_factor"] * torch.sigmoid(e[1:, : m["gate_columns"]] @ p["smear_gate"])
         e = torch.cat((e[:1], e[1:] + gate[:, None] * e[:-1]))
     x = x0 = norm(e, eps)
-    streams = [x0, norm(p["embedding2"][tokens], eps)] if m["second_embedding"] else [x0]
+    streams = [x0, *beside_x0(m, p, tokens)]
     kept = []
     for i in range(m["layers"]):
         if i in m["skip_to"]:
@@ -324,53 +364,6 @@ def loss_of(deck, p, tokens, targets, settings):
 
 
 # ---------------------------------------------------------------- optimizer
-
-class Muon:
-    """Rows of a matrix that are orthogonalised together. `by_row`: whether the second moment is of rows."""
-
-    def __init__(self, rows, part, by_row):
-        self.rows, self.dim = rows, 1 if by_row else 0
-        self.momentum = torch.zeros_like(part)
-        self.second = torch.zeros_like(part.sum(self.dim, keepdim=True))
-
-    def update(self, o, w, gradient, m, rate, factor):
-        """w less the orthogonalised momentum times `rate` (with the shape's factor) and the cautious decay."""
-        g = gradient[self.rows]
-        self.momentum.mul_(m).add_(g, alpha=1 - m)
-        x = polar(o, (1 - m) * g + m * self.momentum)
-        if o["normuon_beta"]:
-            x = self.evened(x, o["normuon_beta"])
-        part = w[self.rows]
-        decay = rate * o["muon_decay"] * o["muon_lr"] * factor
-        w[self.rows] = part - rate * x - decay * part * (x * part >= 0)
-
-    def evened(self, x, beta):
-        """NorMuon: x with the mean squares of its lines evened out, at the same norm."""
-        mean = x.square().mean(self.dim, keepdim=True)
-        self.second.mul_(beta).add_(mean, alpha=1 - beta)
-        x_even = x / self.second.clamp(min=1e-10).sqrt()
-        return x_even * x.norm() / x_even.norm().clamp(min=1e-10)
-
-
-class Adam:
-    def __init__(self, w):
-        self.m, self.v, self.count = torch.zeros_like(w), torch.zeros_like(w), 0
-
-    def update(self, o, w, g, rate, group):
-        self.count += 1
-        beta1, beta2 = group["beta1"], group["beta2"]
-        self.m.mul_(beta1).add_(g, alpha=1 - beta1)
-        self.v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        root = math.sqrt(1 - beta2**self.count)
-        eps = o["adam_eps"] if o["adam_epsilon_hat"] else o["adam_eps"] * root
-        u = rate * root / (1 - beta1**self.count) * self.m / (self.v.sqrt() + eps)
-        w.sub_(u + rate * rate * group["decay"] * w * (u * w > 0))
-
-    def copy(self):
-        other = Adam(self.m)
-        other.m, other.v, other.count = self.m.clone(), self.v.clone(), self.count
-        return other
-
 
 class Optimizer:
     def __init__(self, deck, p):

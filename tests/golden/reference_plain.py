@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """The plain GPT and its optimizers in PyTorch and double, for golden files: model.residual = "plain" with its switches,
 AdamW and Muon with plain or cautious decay, warm-up, tied heads, rows of a fixed length, averages of weights, an outer
-Nesterov step.
+Nesterov step, gradients of matrices in bf16.
 
-It shares with reference.py the reading of decks and shards and the formula of initial values, nothing else. Gradients
-come from autograd. README.md states the conventions.
+It shares with reference.py the reading of decks and shards and the formula of initial values, with reference89.py the
+numbers of Polar Express and the six maps and the rounding to bf16. Gradients come from autograd. README.md states the
+conventions.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import golden_file
 import reference
 import torch
 import torch.nn.functional as F
+from record89.numbers import bf16
+from record89.optimizer import POLAR_EXPRESS, SIX_MAPS
 
 END_OF_TEXT = 499
 # Of these keys alone a deck may have others than the program's defaults.
@@ -45,6 +48,7 @@ DEFAULTS = {
         "orthogonalisation_maps": [], "orthogonalisation_steps": 0, "muon_decay": 0, "adam_beta1": 0.8,
         "adam_beta2": 0.95, "adam_eps": 1e-10, "lr_matrix": 0.0006, "lr_embedding": 0.6, "lr_head": 0.008,
         "lr_scalar": 0.04, "clip_norm": 0, "outer_every": 0, "outer_lr": 0.7, "outer_momentum": 0.5,
+        "matrix_gradients": "fp32",
     },
 }
 GROUP = {"tensors": [], "lr": 0, "beta1": 0.8, "beta2": 0.95, "decay": 0}
@@ -138,9 +142,9 @@ def norm(x, eps):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
 
 
-def turned(x, frequency):
-    """Rotary embedding of x [T, H, D], whose pairs are (j, j + D/2), by the position."""
-    angle = torch.arange(x.shape[0], dtype=torch.float64)[:, None, None] * frequency
+def turned(x, frequency, position):
+    """Rotary embedding of x [T, H, D], whose pairs are (j, j + D/2), by the position [T, 1 or H]."""
+    angle = position[..., None] * frequency
     a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
     return torch.cat((a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()), -1)
 
@@ -178,7 +182,7 @@ def loss_of(deck, p, tokens, targets, window):
     hidden = torch.full((length, length), -math.inf, dtype=torch.float64)
     hidden[visible(deck, tokens, window)] = 0
     scale = m["attention_scale"] or width**-0.5
-    frequency = frequencies(m)
+    frequency, position = frequencies(m), torch.arange(length)[:, None]
     x = p["embedding"][tokens]
     if m["embedding_norm"]:
         x = gain("embedding_gain") * norm(x, m["norm_eps"])
@@ -186,7 +190,8 @@ def loss_of(deck, p, tokens, targets, window):
         b = f"block.{i}."
         n = gain(b + "attention_gain") * norm(x, m["norm_eps"])
         q, k, v = F.linear(n, p[b + "qkv"], bias(b + "qkv")).view(length, 3, heads, width).unbind(1)
-        q, k = (turned(norm(y, m["norm_eps"]) if m["qk_norm"] else y, frequency) for y in (q, k))
+        q, k = (norm(y, m["norm_eps"]) if m["qk_norm"] else y for y in (q, k))
+        q, k = (turned(y, frequency, position) for y in (q, k))
         scores = scale * torch.einsum("qhd,khd->hqk", q, k) + hidden
         y = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
         x = x + F.linear(y, p[b + "attention_out"], bias(b + "attention_out"))
@@ -199,24 +204,21 @@ def loss_of(deck, p, tokens, targets, window):
 
 # ---------------------------------------------------------------- optimizer
 
-NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5
-POLAR_EXPRESS = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
+# By name: factor of the norm and what is added to it, then a, b and c of each step.
+ITERATIONS = {
+    "newton_schulz": (1, 1e-7, [(3.4445, -4.7750, 2.0315)] * 5),
+    "polar_express": (1.02, 1e-6, POLAR_EXPRESS),
+    "six_maps": (1.02, 1e-6, SIX_MAPS),
+}
 
 
 def polar(o, x):
-    express = o["orthogonalisation"] == "polar_express"
-    steps = POLAR_EXPRESS if express else NEWTON_SCHULZ
+    factor, more, steps = ITERATIONS[o["orthogonalisation"]]
     numbers = o["orthogonalisation_maps"]
     if numbers:
         steps = [tuple(numbers[i : i + 3]) for i in range(0, len(numbers), 3)]
     count = o["orthogonalisation_steps"] or len(steps)
-    x = x / (1.02 * x.norm() + 1e-6) if express else x / (x.norm() + 1e-7)
+    x = x / (factor * x.norm() + more)
     for s in range(count):
         a, b, c = steps[min(s, len(steps) - 1)]
         gram = x @ x.T
@@ -277,6 +279,16 @@ class Optimizer:
         self.norms.append(norm)
         for w in tensors:
             w.grad *= min(1.0, most / norm)
+        self.round_gradients()
+
+    @torch.no_grad()
+    def round_gradients(self):
+        """Those of matrices, where the deck keeps them in bf16: behind each sequence and behind clipping."""
+        if self.deck["optimizer"]["matrix_gradients"] != "bf16":
+            return
+        for name, w in self.p.items():
+            if self.kind[name] == "matrix":
+                w.grad = bf16(w.grad)
 
     def decayed(self, w, update, plain, cautious, agrees):
         """w less its update and its decay, by the coefficient of the deck's kind of decay. `agrees`: of update * w."""
@@ -395,6 +407,7 @@ def train(deck, shards):
         losses = []
         for loss in losses_of(tokens):
             (loss * (length if deck["train"]["loss"] == "sum" else 1) / sequences).backward()
+            optimizer.round_gradients()
             losses.append(loss.item())
         result["losses"].append(sum(losses) / sequences)
         if step == 0:

@@ -179,8 +179,11 @@ TEST(Golden, PlainGptWithClippedGradientsAndWithoutQkNorm) { compare("plain_clip
 TEST(Golden, PlainGptWithMuonAndHeadsOf128) { compare("plain_muon_wide"); }
 TEST(Golden, PlainGptWithAverages) { compare("plain_average"); }
 TEST(Golden, PlainGptWithAnOuterNesterovStep) { compare("plain_outer"); }
+TEST(Golden, PlainGptWithSixMaps) { compare("plain_six_maps"); }
+TEST(Golden, PlainGptWithGradientsInBf16) { compare("plain_rounded"); }
 TEST(Golden, Medium) { compare("medium"); }
 TEST(Golden, MediumWithHeadsOf128) { compare("medium_wide"); }
+TEST(Golden, MediumWithBigramsAndPairedHeads) { compare("medium_bigram"); }
 TEST(Golden, MixesBeforeAttentionWithLittleElse) { compare("medium_switches"); }
 TEST(Golden, HellaSwagOfRecord21) { answer("record21"); }
 TEST(Golden, HellaSwagOfRecord21WithHeadsOf128) { answer("record21_wide"); }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import reference_medium as medium
 import torch
+from reference_plain import polar
 
 HERE = Path(__file__).resolve().parent
 TOKENS = torch.tensor([499, 3, 7, 3, 499, 11, 7, 8, 9, 3, 3, 12, 499, 5, 6, 7, 8, 9])
@@ -131,10 +132,110 @@ class Formulas(unittest.TestCase):
             self.near(gradient, by_hand)
 
 
+class Bigrams(unittest.TestCase):
+    """Layers of medium_bigram.toml: six heads of 8 columns, of which pairs (0, 4) and (1, 5) turn."""
+
+    def setUp(self):
+        self.deck = medium.Deck(HERE / "medium_bigram.toml")
+        self.p = {name: w.detach() for name, w in medium.first_values(self.deck, alive=True).items()}
+        self.settings = medium.Settings(self.deck, 0)
+        self.settings.windows = {"L": 5, "S": 3}
+
+    def near(self, a, b):
+        self.assertLess((a - b).abs().max(), 1e-12)
+
+    def test_starts(self):
+        values = medium.first_values(self.deck)
+        self.assertEqual(values["block.0.injection"].tolist(), [0, float(torch.tensor(0.05))])
+        self.assertEqual(values["bigram"].abs().max(), 0)
+
+    def test_rows_are_injected_as_they_are(self):
+        """Every branch is zero, and so are smear, skip and backout."""
+        deck, p = self.deck, self.p
+        for name, w in p.items():
+            if name.endswith("_out") or name in ("smear_factor", "backout"):
+                w.zero_()
+        p["skip_factor"].fill_(-math.inf)
+        before = [600, 600, *TOKENS[1:-1].tolist()]
+        for t, token in enumerate(TOKENS.tolist()):
+            hashed = ((36313 * token ^ 27191 * before[t]) + 2**31) % 2**32 - 2**31
+            z = p["bigram"][hashed % 600 if t else 600]
+            x = x0 = normed(p["embedding"][token], self.deck["model"]["norm_eps"])
+            for i in range(6):
+                a, b = p[f"block.{i}.injection"]
+                x = p[f"block.{i}.residual_mix"] * x + a * x0 + b * z
+            ours = medium.final_stream(deck, p, TOKENS[: t + 1], self.settings)[t]
+            self.near(ours, normed(x, deck["model"]["norm_eps"]))
+
+    def test_narrow_rows_are_the_first_columns(self):
+        m = self.deck["model"] | {"bigram_columns": 20}
+        wide, = medium.beside_x0(self.deck["model"], self.p, TOKENS)
+        narrow, = medium.beside_x0(m, {"bigram": self.p["bigram"][:, :20]}, TOKENS)
+        self.near(narrow[:, :20], wide[:, :20])
+        self.assertEqual(narrow[:, 20:].abs().max(), 0)
+
+    def heads_by_hand(self, i, n, position):
+        """Q, K and V of a layer whose gates of values read its input, lists by head and token."""
+        p, b, eps = self.p, f"block.{i}.", self.deck["model"]["norm_eps"]
+        table, parts = p[f"value_embedding.{(1, 2, 4, 5).index(i)}"], []
+        for part in p[b + "qkv"].chunk(3):
+            parts.append([[p[b + "attention_factors"][0] * (part[8 * h : 8 * h + 8] @ row) for row in n] for h in range(6)])
+        for h in range(6):
+            for t, row in enumerate(n):
+                for x in parts[:2]:
+                    y = normed(x[h][t], eps)
+                    for pair in (0, 1):
+                        angle = position(h, t) * 1024.0 ** -pair
+                        c, s, u, w = math.cos(angle), math.sin(angle), float(y[pair]), float(y[pair + 4])
+                        y[pair], y[pair + 4] = c * u + s * w, c * w - s * u
+                    x[h][t] = y
+                gate = 2 * sigmoid(p[b + "value_gate"][h] @ row[:12])
+                parts[2][h][t] = parts[2][h][t] + gate * table[TOKENS[t], 8 * h : 8 * h + 8]
+        return parts
+
+    def output(self, i, y, n):
+        """Of y, lists by head and token, through the heads' gates."""
+        gates, out = self.p[f"block.{i}.attention_gate"], torch.zeros(len(n), 48, dtype=torch.float64)
+        for h in range(6):
+            for t, row in enumerate(n):
+                out[t, 8 * h : 8 * h + 8] = sigmoid(gates[h] @ row[:12]) * y[h][t]
+        return out @ (self.p[f"block.{i}.attention_factors"][1] * self.p[f"block.{i}.attention_out"]).T
+
+    def attended(self, q, keys):
+        """keys: pairs of k and v."""
+        weights = torch.tensor([0.3 * float(q @ k) for k, _ in keys], dtype=torch.float64).softmax(0)
+        return sum(weight * v for weight, (_, v) in zip(weights, keys))
+
+    def test_paired_heads(self):
+        """Heads 0 to 2 are the even rows, 3 to 5 the odd ones; positions go by the parity of the head."""
+        n, document = random(len(TOKENS), 48), (TOKENS == 499).cumsum(0).tolist()
+        q, k, v = self.heads_by_hand(2, n, lambda h, t: 2 * t + h % 2)
+        rows = [(2 * t + h // 3, h, t) for h in range(6) for t in range(len(n))]
+        y = [[None] * len(n) for _ in range(6)]
+        for row, h, t in rows:
+            y[h][t] = self.attended(q[h][t], [(k[g][s], v[g][s]) for other, g, s in rows if g % 3 == h % 3
+                                              and 0 <= row - other <= 3 and document[s] == document[t]])
+        self.near(medium.attention(self.deck, self.p, 2, n, TOKENS, self.settings), self.output(2, y, n))
+
+    def test_xsa(self):
+        """Layer 1 without key offset, its gates of values reading its input."""
+        self.deck["model"] |= {"key_offset_layers": [], "value_layers_gated_by_input": [1]}
+        n, document = random(len(TOKENS), 48), (TOKENS == 499).cumsum(0).tolist()
+        q, k, v = self.heads_by_hand(1, n, lambda h, t: t)
+        y = [[None] * len(n) for _ in range(6)]
+        for h in range(6):
+            for t in range(len(n)):
+                x = self.attended(q[h][t], [(k[h][s], v[h][s]) for s in range(max(0, t - 5), t + 1)
+                                            if document[s] == document[t]])
+                along = v[h][t] / v[h][t].norm()
+                y[h][t] = x - torch.tanh(self.p["block.1.xsa"][h]) * (x @ along) * along
+        self.near(medium.attention(self.deck, self.p, 1, n, TOKENS, self.settings), self.output(1, y, n))
+
+
 class Gradients(unittest.TestCase):
     def test_finite_differences(self):
         """Along a random direction of all tensors of a kind."""
-        for deck in (deck_of("train.surplus_weights=false"), medium.Deck(HERE / "medium_switches.toml")):
+        for deck in map(medium.Deck, (HERE / f"medium{kind}.toml" for kind in ("", "_switches", "_bigram"))):
             p = medium.first_values(deck, alive=True)
             deck["train"]["surplus_weights"] = False
             loss(deck, p).backward()
@@ -250,7 +351,7 @@ class Updates(unittest.TestCase):
         start = medium.first_values(deck)["block.3.attention_gate"].detach()
         p, optimizer = self.train(deck, 1)
         g = random(8, 16, seed=list(p).index("block.3.attention_gate"))
-        x = medium.polar(deck["optimizer"], g)  # the momentum's factor has no influence but through eps
+        x = polar(deck["optimizer"], g)  # the momentum's factor has no influence but through eps
         self.assertEqual(optimizer.muon["block.3.attention_gate"][0].second.shape, (8, 1))
         even = x / x.norm(dim=1, keepdim=True)
         even *= x.norm() / even.norm()
@@ -281,6 +382,9 @@ class Updates(unittest.TestCase):
             p, optimizer = self.train(deck_of(), steps)
             self.assertEqual(torch.equal(p["head"], p["embedding"]), alike, steps)
         self.assertEqual(optimizer.adam["embedding"].count, 3)
+        for steps, alike in ((1, True), (2, False)):  # they only start alike
+            p, _ = self.train(deck_of("train.untie_step=-1"), steps)
+            self.assertEqual(torch.equal(p["head"], p["embedding"]), alike, steps)
 
 
 if __name__ == "__main__":

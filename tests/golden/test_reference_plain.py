@@ -7,6 +7,7 @@ from pathlib import Path
 
 import reference_plain
 import torch
+from record89.optimizer import six_maps
 
 HERE = Path(__file__).resolve().parent
 
@@ -72,6 +73,29 @@ class ReferencePlain(unittest.TestCase):
         u = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         left, _, right = torch.linalg.svd(u, full_matrices=False)
         self.assertLess((reference_plain.polar(o, u) - left @ right).abs().max(), 1e-10)
+
+    def test_six_maps(self):
+        """Those of reference89.py, and on the diagonal the polynomials of singular values."""
+        o = {"orthogonalisation": "six_maps", "orthogonalisation_maps": [], "orthogonalisation_steps": 0}
+        u = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        self.assertLess((reference_plain.polar(o, u) - six_maps(u)).abs().max(), 1e-12)
+        values = torch.tensor([1, 0.3, 0.01], dtype=torch.float64)
+        x = values / (1.02 * values.norm() + 1e-6)
+        for a, b, c in reference_plain.SIX_MAPS:
+            x = a * x + b * x**3 + c * x**5
+        self.assertLess((reference_plain.polar(o, torch.diag(values)) - torch.diag(x)).abs().max(), 1e-12)
+
+    def test_gradients_of_matrices_in_bf16(self):
+        ours, p = self.optimizer("optimizer.matrix_gradients=\"bf16\"", "optimizer.clip_norm=0.5")
+        for w in p.values():
+            w.grad = torch.full_like(w, 1 + 2**-8 + 2**-20)
+        ours.round_gradients()
+        self.assertEqual(p["block.0.qkv"].grad.unique().tolist(), [1 + 2**-7])
+        self.assertEqual(p["head"].grad.unique().tolist(), [1 + 2**-8 + 2**-20])
+        ours.clip(list(p.values()))
+        kept = p["block.0.mlp_in"].grad
+        self.assertTrue(torch.equal(kept, kept.bfloat16().double()))
+        self.assertLess((kept / (1 + 2**-7) * ours.norms[0] / 0.5 - 1).abs().max(), 2**-8)
 
     def test_averages_and_outer_steps_by_hand(self):
         """Of two tensors, with weights that are known after each step."""

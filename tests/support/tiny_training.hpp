@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/config/schedule.hpp"
+#include "tests/support/bf16.hpp"
 #include "tests/support/learner.hpp"
 
 namespace nanorun {
@@ -88,18 +89,26 @@ class TinyTraining : public Learner<Real> {
   /// l2 norm of the parameter's weights (the masters of this rank's part), or of its gradient.
   double weight_norm(const Parameter& p) {
     for (const Slab<float>& slab : optimizer.slabs()) {
-      if (slab.dataset == "/weights/" + p.name) return std::sqrt(comm_.all_reduce(squares(slab.data), Reduce::sum));
+      if (slab.dataset == "/weights/" + p.name)
+        return std::sqrt(comm_.all_reduce(squares<float>(slab.data), Reduce::sum));
     }
     throw std::runtime_error("no weights of " + p.name);
   }
   double gradient_norm(const Parameter& p) {
-    HostView<float> view(gradients.span().subspan(table.gradient_at(p.offset), p.size()));
-    view.download(stream_);
-    ops::synchronize(stream_);
-    return std::sqrt(squares(view.span()));
+    const std::size_t at = table.gradient_at(p.offset), rounded = gradients.matrices().size();
+    if (at < rounded) return device_norm(gradients.matrices().subspan(at, p.size()));
+    return device_norm(gradients.span().subspan(at - rounded, p.size()));
   }
 
  private:
+  template <class T>
+  double device_norm(std::span<T> values) {
+    HostView<T> view(values);
+    view.download(stream_);
+    ops::synchronize(stream_);
+    return std::sqrt(squares(std::span<const T>(view.span())));
+  }
+
   void note_rows() {
     std::vector<kernels::Token> own;
     const int local = config.train.sequences / comm_.size();
@@ -127,9 +136,13 @@ class TinyTraining : public Learner<Real> {
     return at + static_cast<std::size_t>(sequence) * (length_at(config, step) + 1);
   }
 
-  static double squares(std::span<const float> values) {
+  template <class T>
+  static double squares(std::span<const T> values) {
     double sum = 0;
-    for (const double x : values) sum += x * x;
+    for (const T value : values) {
+      const double x = kernels::test::to_float(value);
+      sum += x * x;
+    }
     return sum;
   }
 

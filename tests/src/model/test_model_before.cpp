@@ -38,6 +38,13 @@ Config medium_features() {
   return config;
 }
 
+/// Paired heads where values have gates, with and without their rows among what these read, and behind a skip.
+Config paired_features() {
+  Config config = medium_features();
+  config.model.paired_layers = {1, 3, 5};
+  return config;
+}
+
 /// Few of them, layers without attention, one with paired heads, and bigrams in the place of the second embedding.
 Config before_features() {
   Config config = small_config();
@@ -56,6 +63,7 @@ Config before_features() {
 
 TEST(ModelMixedBefore, GradientsMatchFiniteDifferences) {
   check_all_gradients(medium_features(), 96, At::disturbed_weights);
+  check_all_gradients(paired_features(), 96, At::disturbed_weights);
   check_all_gradients(before_features(), 128, At::disturbed_weights);
 }
 
