@@ -1,6 +1,7 @@
 #include "kernels/stream/mix.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -176,10 +177,37 @@ __device__ void add_to_scalars(const Terms<K>& terms, const float (&sums)[K], co
   *gradient(own) += sum;
 }
 
-/// First column of the i-th vector of this lane.
+/// First column of the i-th vector of this lane, where W warps share a row.
+template <int W>
 __device__ __forceinline__ int lane_column(int i) {
-  return 8 * (static_cast<int>(threadIdx.x) % warp_size + warp_size * i);
+  constexpr int lanes = W * warp_size;
+  return 8 * (static_cast<int>(threadIdx.x) % lanes + lanes * i);
 }
+
+/// Sums over rows, each in all lanes of the W warps that share it. These warps call it equally often.
+template <int W>
+class RowSum {
+ public:
+  __device__ __forceinline__ float operator()(float x) {
+    x = warp_sum(x);
+    if constexpr (W > 1) {
+      // Calls take turns, so that a warp in its next call does not overwrite what others still read.
+      __shared__ float by_turn[2][block_warps];
+      const int warp = threadIdx.x / warp_size, row = warp / W;
+      float* const by_warp = by_turn[turn_];
+      turn_ ^= 1;
+      if (threadIdx.x % warp_size == 0) by_warp[warp] = x;
+      named_barrier_sync(1 + row, W * warp_size);
+      x = by_warp[row * W];
+#pragma unroll
+      for (int w = 1; w < W; ++w) x += by_warp[row * W + w];
+    }
+    return x;
+  }
+
+ private:
+  int turn_ = 0;
+};
 
 /// A lane's part of a row's gradients and of its norm.
 template <int N>
@@ -187,11 +215,11 @@ struct RowGradients {
   Vector<bf16, 8> d_in[N], n[N], d_n[N];
 };
 
-template <int N>
+template <int W, int N>
 __device__ __forceinline__ void load_gradients(RowGradients<N>& to, int row, const MixBackward<bf16>& d) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int col = lane_column(i);
+    const int col = lane_column<W>(i);
     if (col >= d.d_out.cols) continue;
     if (d.norm.n) {
       to.n[i] = load_streaming(d.norm.n.row(row) + col);
@@ -231,26 +259,27 @@ __device__ __forceinline__ void write_gradients(int row, int col, Vector<float, 
 
 /// Adds the dots of a row to the gradients of the numbers per token, and to the sums of which the scalars' gradients
 /// are made.
-template <int K>
+template <int W, int K>
 __device__ __forceinline__ void add_dots(int row, const float (&dots)[K], const float (&common)[K],
-                                         const Terms<K>& terms, float (&sums)[K]) {
+                                         const Terms<K>& terms, RowSum<W>& row_sum, float (&sums)[K]) {
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const PerToken<bf16>& factor = terms.term[k].per_token;
     sums[k] += factor.factor(row) * dots[k];
     if (!factor.gradient) continue;
-    const float whole = warp_sum(dots[k]);
-    if (threadIdx.x % warp_size == 0) factor.gradient[factor.at(row)] += common[k] * whole;
+    const float whole = row_sum(dots[k]);
+    if (threadIdx.x % (W * warp_size) == 0) factor.gradient[factor.at(row)] += common[k] * whole;
   }
 }
 
-/// A warp for each row, in a grid-stride loop over rows, the last first. d.scaled_d_in is never null. Where the
-/// registers suffice, the operands of the next columns are on their way while these are computed, the first ones
-/// already before the norm's sum.
-template <int N, int K>
-__global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
+/// W warps for each row, N vectors of 8 elements for each lane, in a grid-stride loop over rows, the last first.
+/// d.scaled_d_in is never null. Where the registers suffice, the operands of the next columns are on their way while
+/// these are computed, the first ones already before the norm's sum.
+template <int W, int N, int K>
+__global__ void __launch_bounds__(block_threads, resident_per_sm)
     mix_backward_kernel(MixBackward<bf16> d, Terms<K> terms, bool leaves_g, OrderedSum total) {
   constexpr bool ahead = K <= 3;
+  constexpr int block_rows = block_warps / W;
   begin_after_previous();
   const int cols = d.d_out.cols;
   const float c_in = d.scaled_d_in.factor.factor();
@@ -260,11 +289,12 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     common[k] = terms.term[k].common_factor();
     if (terms.term[k].factor_out && blockIdx.x + threadIdx.x == 0) *terms.term[k].factor_out = common[k];
   }
-  for (int row = d.d_out.rows - 1 - static_cast<int>(blockIdx.x * block_warps + threadIdx.x / warp_size); row >= 0;
-       row -= gridDim.x * block_warps) {
-    const auto load = [&](int i) { return load_columns(row, lane_column(i), d.d_elsewhere, terms, cols); };
+  RowSum<W> row_sum;
+  for (int row = d.d_out.rows - 1 - static_cast<int>(blockIdx.x * block_rows + threadIdx.x / (W * warp_size)); row >= 0;
+       row -= gridDim.x * block_rows) {
+    const auto load = [&](int i) { return load_columns(row, lane_column<W>(i), d.d_elsewhere, terms, cols); };
     RowGradients<N> in_row;
-    load_gradients(in_row, row, d);
+    load_gradients<W>(in_row, row, d);
     Columns<K> next;
     if constexpr (ahead) next = load(0);
     const float r = d.norm.n ? d.norm.rstd[row] : 0;
@@ -272,12 +302,12 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
     const float to_out = load_factors(c, divisors, row, common, terms);
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += dot(to_floats(in_row.n[i]), to_floats(in_row.d_n[i]));
-    const float mean = warp_sum(sum) / cols;
+    const float mean = row_sum(sum) / cols;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const Columns<K> in = ahead ? next : load(i);
       if (ahead && i + 1 < N) next = load(i + 1);
-      const int col = lane_column(i);
+      const int col = lane_column<W>(i);
       if (col >= cols) continue;
       Vector<float, 8> g = to_floats(in_row.d_in[i]);
       const Vector<float, 8> y = to_floats(in_row.n[i]), d_y = to_floats(in_row.d_n[i]);
@@ -288,7 +318,7 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
       write_gradients(row, col, g, in.elsewhere, to_out, d, terms, leaves_g);
     }
     finish_dots(by_out / r, c, divisors, terms, dots);
-    add_dots(row, dots, common, terms, sums);
+    add_dots(row, dots, common, terms, row_sum, sums);
   }
   if (terms.wants_scalars) add_to_scalars(terms, sums, total);
 }
@@ -296,24 +326,30 @@ __global__ void __launch_bounds__(block_threads, N > 3 ? 1 : 2)
 // ---------------------------------------------------------------------------------------------------------------------
 // Launches
 
-/// Calls launch(vectors per lane, Terms<K>()), where K is the number of terms, or more. d_out is null in forward
-/// passes. implied: that term's index in a backward pass, -1 without one.
-template <class Launch>
-void for_terms(const char* op, const Mat<bf16>& d_out, int cols, std::span<const MixTerm<bf16>> terms, int implied,
+/// Calls launch(Terms<K>()), where K is the number of terms, or more, without `fits` max_mix_terms. d_out is null in
+/// forward passes. implied: that term's index in a backward pass, -1 without one.
+template <bool fits, class Launch>
+void for_terms(const char* op, const Mat<bf16>& d_out, std::span<const MixTerm<bf16>> terms, int implied,
                Launch&& launch) {
   if (terms.empty() || terms.size() > max_mix_terms) throw std::invalid_argument(std::string(op) + ": 1 to 6 terms");
   for (const MixTerm<bf16>& term : terms) {
     require_vectors(op, term.source);
     require_vectors(op, term.d_source);
   }
-  for_vectors_per_lane(op, cols, [&](auto vectors) {
-    if constexpr (vectors() <= 4) {
-      if (terms.size() <= 2) return launch(vectors, terms_of<2>(terms, d_out.data, implied));
-      if (terms.size() <= 3) return launch(vectors, terms_of<3>(terms, d_out.data, implied));
-      if (terms.size() <= 4) return launch(vectors, terms_of<4>(terms, d_out.data, implied));
-    }
-    launch(vectors, terms_of<max_mix_terms>(terms, d_out.data, implied));
-  });
+  if constexpr (fits) {
+    if (terms.size() <= 2) return launch(terms_of<2>(terms, d_out.data, implied));
+    if (terms.size() <= 3) return launch(terms_of<3>(terms, d_out.data, implied));
+    if (terms.size() <= 4) return launch(terms_of<4>(terms, d_out.data, implied));
+  }
+  launch(terms_of<max_mix_terms>(terms, d_out.data, implied));
+}
+
+/// Warps that share a row in the backward pass, where one warp would have `vectors` for each lane. Two blocks fit on an
+/// SM where a lane has at most three vectors, or two with more than four terms.
+constexpr int warps_per_row(int vectors, int terms) {
+  if (vectors <= 3) return 1;
+  const unsigned least = ceil_div(vectors, terms > 4 ? 2 : 3);
+  return static_cast<int>(std::bit_ceil(least));
 }
 
 void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* rstd,
@@ -322,9 +358,11 @@ void forward(const char* op, Stream stream, Mat<bf16> out, Mat<bf16> n, float* r
   require_vectors(op, n);
   const int rows = out ? out.rows : n.rows, cols = out ? out.cols : n.cols;
   if (rows == 0) return;
-  for_terms(op, {}, cols, terms, -1, [&]<int K>(auto vectors, const Terms<K>& fixed) {
-    launch(op, stream, mix_kernel<vectors(), K>, row_blocks(rows), block_threads, 0, rows, cols, out, n, rstd, fixed,
-           static_cast<float>(eps), maximum);
+  for_vectors_per_lane(op, cols, [&](auto vectors) {
+    for_terms<vectors() <= 4>(op, {}, terms, -1, [&]<int K>(const Terms<K>& fixed) {
+      launch(op, stream, mix_kernel<vectors(), K>, row_blocks(rows), block_threads, 0, rows, cols, out, n, rstd, fixed,
+             static_cast<float>(eps), maximum);
+    });
   });
 }
 
@@ -355,13 +393,16 @@ void mix_backward(Stream stream, const MixBackward<T>& d, std::span<const MixTer
   MixBackward<T> given = d;
   if (!d.scaled_d_in.matrix) given.scaled_d_in.matrix = d.d_out;
   const bool leaves_g = !d.g && (d.norm.n || d.scaled_d_in.matrix);
-  for_terms(op, d.d_out, d.d_out.cols, own.span(), implied_term(own.span(), d.norm),
-            [&]<int K>(auto vectors, const Terms<K>& fixed) {
-              if (!fixed.to_out) given.d_elsewhere = {};
-              const int blocks = std::min(row_blocks(d.d_out.rows), resident_blocks());
-              launch(op, stream, mix_backward_kernel<vectors(), K>, blocks, block_threads, 0, given, fixed, leaves_g,
-                     OrderedSum(stream));
-            });
+  const int implied = implied_term(own.span(), d.norm);
+  for_vectors_per_lane(op, d.d_out.cols, [&](auto vectors) {
+    for_terms<true>(op, d.d_out, own.span(), implied, [&]<int K>(const Terms<K>& fixed) {
+      constexpr int warps = warps_per_row(vectors(), K), lane_vectors = ceil_div(vectors(), warps);
+      if (!fixed.to_out) given.d_elsewhere = {};
+      const int blocks = std::min(ceil_div(d.d_out.rows, block_warps / warps), resident_blocks());
+      launch(op, stream, mix_backward_kernel<warps, lane_vectors, K>, blocks, block_threads, 0, given, fixed, leaves_g,
+             OrderedSum(stream));
+    });
+  });
 }
 
 template void mix_forward(Stream, Mat<bf16>, std::span<const MixTerm<bf16>>);

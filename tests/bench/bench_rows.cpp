@@ -37,7 +37,7 @@ void rms_norm_backward(benchmark::State& state) {
 
 /// The mix before a block of the U-net, x = a0 (x_prev + s skip) + a1 x0, with or without the skip.
 struct UnetMix {
-  explicit UnetMix(bool skips) {
+  explicit UnetMix(bool skips, int rows = tokens, int cols = width) : rows(rows), cols(cols) {
     const auto scalar = [&](int i) { return LearnedScalar<bf16>{scalars.data + i, d_scalars.data + i}; };
     terms.resize(skips ? 3 : 2);
     terms[0].source = x_prev;
@@ -53,9 +53,10 @@ struct UnetMix {
     terms[2].scalars = {scalar(0), scalar(2)};
   }
 
-  Tensor<bf16> x_prev{tokens, width}, x0{tokens, width}, skip{tokens, width}, x{tokens, width}, n{tokens, width};
-  Tensor<bf16> d_n{tokens, width}, d_x{tokens, width}, d_x0{tokens, width}, d_skip{tokens, width};
-  Tensor<float> rstd{tokens}, scalars{3}, d_scalars{3};
+  int rows, cols;
+  Tensor<bf16> x_prev{rows, cols}, x0{rows, cols}, skip{rows, cols}, x{rows, cols}, n{rows, cols};
+  Tensor<bf16> d_n{rows, cols}, d_x{rows, cols}, d_x0{rows, cols}, d_skip{rows, cols};
+  Tensor<float> rstd{static_cast<std::size_t>(rows)}, scalars{3}, d_scalars{3};
   std::vector<MixTerm<bf16>> terms;
 };
 
@@ -66,12 +67,13 @@ void mix_norm_forward(benchmark::State& state) {
           [&] { cuda::mix_norm_forward<bf16>({}, m.x, m.n, m.rstd.flat(), m.terms, eps); });
 }
 
-/// Without a skip the gradient of another reader joins.
+/// Arguments: whether a skip joins, rows and columns. Without a skip the gradient of another reader joins.
 void mix_backward(benchmark::State& state) {
-  UnetMix m(state.range(0) != 0);
+  UnetMix m(state.range(0) != 0, static_cast<int>(state.range(1)), static_cast<int>(state.range(2)));
   Mat<const bf16> elsewhere;
   if (state.range(0) == 0) elsewhere = m.d_skip;
-  measure(state, (9.0 + static_cast<double>(state.range(0))) * narrow + 4.0 * tokens, [&] {
+  const double of_tensor = 2.0 * m.rows * m.cols;
+  measure(state, (9.0 + static_cast<double>(state.range(0))) * of_tensor + 4.0 * m.rows, [&] {
     cuda::mix_backward<bf16>(stream, {m.d_x, elsewhere, {m.n, m.rstd.flat(), m.d_n}}, m.terms);
   });
 }
@@ -268,6 +270,11 @@ void add_decoded(benchmark::State& state) {
     cuda::add_decoded<float>({}, sum.flat(), reinterpret_cast<const std::byte*>(in.data), count, stride, {format});
   });
 }
+void mix_shapes(benchmark::internal::Benchmark* b) {
+  for (const auto& [rows, cols] : {std::pair(tokens, width), {32768, 1024}, {16384, 2048}}) {
+    for (const int skip : {0, 1}) b->Args({skip, rows, cols});
+  }
+}
 void wire_formats(benchmark::internal::Benchmark* b) {
   for (const WireFormat format : {WireFormat::bf16, WireFormat::e5m2}) b->Arg(static_cast<int>(format));
 }
@@ -281,7 +288,7 @@ NANORUN_BENCHMARK(device_copy);
 NANORUN_BENCHMARK(rms_norm_forward);
 NANORUN_BENCHMARK(rms_norm_backward);
 NANORUN_BENCHMARK(mix_norm_forward)->Arg(0)->Arg(1);
-NANORUN_BENCHMARK(mix_backward)->Arg(0)->Arg(1);
+NANORUN_BENCHMARK(mix_backward)->ArgNames({"skip", "rows", "columns"})->Apply(mix_shapes);
 NANORUN_BENCHMARK(norm_mix_forward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(norm_mix_backward)->Arg(0)->Arg(1);
 NANORUN_BENCHMARK(attention_input_backward)->Arg(0)->Arg(1);

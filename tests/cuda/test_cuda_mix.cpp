@@ -139,10 +139,14 @@ void compare_backward(int rows, int cols, const Kind& kind, ReadFrom read_from =
   in.d_scalars.expect_match("d_scalars", 1e-6 * std::sqrt(static_cast<double>(rows) * cols), 1e-5);
 }
 
+/// Rows that one warp takes in the backward pass, and rows that 2, 4 and 8 warps share.
+constexpr std::pair<int, int> small_shapes[] = {{1, 8},     {9, 264},  {40, 512}, {40, 768}, {33, 1024},
+                                                {33, 1032}, {9, 1280}, {9, 1536}, {7, 1600}, {1, 2048},
+                                                {7, 2048},  {9, 2056}, {5, 2560}, {5, 4096}};
+
 TEST(CudaMix, SmallShapesMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [rows, cols] :
-       {std::pair(1, 8), {9, 264}, {40, 512}, {40, 768}, {33, 1032}, {9, 1536}, {7, 1600}, {7, 2048}, {5, 4096}}) {
+  for (const auto& [rows, cols] : small_shapes) {
     for (const Kind& kind : kinds) {
       SCOPED_TRACE(testing::Message() << cols << " columns, " << kind.name);
       for (const InPlace in_place : {InPlace::no, InPlace::yes}) compare_forward(rows, cols, kind, in_place);
@@ -160,11 +164,14 @@ TEST(CudaMix, ManyRowsOfTheRecipesWidthMatchPortable) {
   }
 }
 
+/// Warps that share rows take two turns or more.
 TEST(CudaMix, WideShapesOfManyRowsMatchPortable) {
   SKIP_WITHOUT_DEVICE();
-  for (const auto& [rows, cols] : {std::pair(3000, 1032), {500, 4096}}) {
-    for (const char* const name : {"Skip", "Six", "SixSources", "AfterAttention", "AfterMlp"})
+  for (const auto& [rows, cols] : {std::pair(1501, 1024), {1501, 1032}, {1501, 1280}, {801, 2048}, {401, 4096}}) {
+    SCOPED_TRACE(testing::Message() << cols << " columns");
+    for (const char* const name : {"Skip", "NotToOut", "Six", "SixSources", "AfterAttention", "AfterMlp"})
       compare_backward(rows, cols, kind(name));
+    compare_backward(rows, cols, kind("AfterAttention"), ReadFrom::scaled_d_in);
   }
 }
 
@@ -312,9 +319,11 @@ test::Vector<float> gradients(Stream stream, int rows, int cols, const Kind& kin
 
 TEST(CudaMix, GradientsAreReproducible) {
   SKIP_WITHOUT_DEVICE();
-  for (const int rows : {100, 9001}) {  // one group of thread blocks, and as many groups as there are
+  // One group of thread blocks, and as many groups as there are; then rows that several warps share.
+  for (const auto& [rows, cols] : {std::pair(100, 264), {9001, 264}, {1501, 1280}, {801, 2048}}) {
     for (const char* const name : {"Skip", "Six", "AfterAttention"}) {
-      test::expect_same_bits([&](Stream stream) { return gradients(stream, rows, 264, kind(name)); });
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << cols << " columns, " << name);
+      test::expect_same_bits([&](Stream stream) { return gradients(stream, rows, cols, kind(name)); });
     }
   }
 }
