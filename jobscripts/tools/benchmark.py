@@ -7,6 +7,7 @@ Exit codes: 0 PASSED, 1 FAILED, 2 the benchmark cannot be run, 3 NO REFERENCE. T
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import math
@@ -27,11 +28,13 @@ import tool
 from benchmark_file import BF16, FIXED, HOPPER, OTHER_FP8, OWNED, OWNER, read_benchmark
 from metrics import Metrics
 from program import ROOT, Program
-from study.program import check_deck
+from study.program import dry_run
 
 SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
+# What takes less of a GPU's memory and leaves the work and its loss as they are, the slower one last.
+RECOMPUTATION = ("train.recompute=mlp", "train.recompute=block")
 FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suites of benchmarks
 
 
@@ -348,12 +351,27 @@ def base_runs(benchmark, machine, first):
         yield machine.run(benchmark, name, ranks, benchmark.steps, sequences)
 
 
+def require_possible(path, run):
+    """Lets the program judge the deck before any run starts. Throws ToolError, which says what would serve where the
+    memory of a GPU does not suffice: the program itself names keys that belong to the benchmark."""
+    def refusal(*more):
+        return dry_run(path, dataclasses.replace(run, arguments=(*run.arguments, *more)), "--ranks", str(run.ranks))[1]
+
+    why = refusal()
+    if shortage := re.match(r"nanorun: (a rank needs .* of memory and has [^;]*);", why):
+        serves = next((key for key in RECOMPUTATION if not refusal(key)), None)
+        why = f"{shortage[1]}; " + (f"with -- {serves} at the end of the command it fits" if serves else
+                                    f"it does not fit with {' or '.join(RECOMPUTATION)} either: take a smaller --size")
+    if why:
+        raise tool.ToolError(why)
+
+
 def run_all(benchmark, machine, ranks, sequences, arguments):
     """Makes the runs and returns them. The one of the fixed work comes first; the others follow only if it has ended in
     order."""
     begin = time.monotonic()
     runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps, sequences)]
-    check_deck(machine.program.path, runs[0], "--ranks", str(ranks))
+    require_possible(machine.program.path, runs[0])
     machine.make_shard(benchmark)
 
     def start(run, **options):

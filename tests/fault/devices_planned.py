@@ -59,7 +59,7 @@ class Planned(FaultTest):
     def remarks(self, deck, *arguments, **options):
         """Notes and warnings of the JSON, which the text has too; without the warnings of absent data."""
         found = self.figures(deck, *arguments, **options)
-        warnings = [line for line in found["warnings"] if "data." not in line]
+        warnings = [line for line in found["warnings"] if not line.startswith("data/")]
         text = "".join(self.plan(deck, *arguments, **options).output)
         for line in (*found["notes"], *(f"warning: {line}" for line in warnings)):
             self.assertIn(f"\n{line}\n", text)

@@ -46,8 +46,8 @@ class Refused(FaultTest):
         said = (", with a driver for CUDA 13.0, does not run this build's kernels for 9.0a, 8.0 and higher: "
                 "cudaFuncGetAttributes: ")
         a100, rtx = "13000 2 80 NVIDIA A100", "13000 2 120 NVIDIA RTX PRO 6000"
-        self.check_refused([a100] * 2, "nanorun: rank 1 on node ", f": NVIDIA A100 of compute capability 8.0{said}",
-                           ": the driver is older than the CUDA of this build", memory=[80 << 30] * 2, faults=(0, PTX))
+        self.check_refused([a100] * 2, "nanorun: rank 0 on node ", f": NVIDIA A100 of compute capability 8.0{said}",
+                           ": the driver is older than the CUDA of this build", memory=[80 << 30] * 2, faults=(PTX, PTX))
         self.check_refused([rtx] * 2, "nanorun: rank 0 on node ", f": NVIDIA RTX PRO 6000 of compute capability 12.0{said}",
                            "no kernel image", memory=[80 << 30] * 2, faults=(NO_IMAGE, NO_IMAGE))
 

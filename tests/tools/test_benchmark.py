@@ -156,9 +156,9 @@ class Work(BenchmarkTest):
             program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, start=start,
             run=lambda work, name, ranks, steps, sequences: benchmark.Run(self.folder / name, ranks, steps, sequences),
             overrides=[])
-        kept = benchmark.gather, benchmark.check_deck, benchmark.time
-        self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
-        benchmark.gather, benchmark.check_deck = gather, lambda *words: None
+        kept = benchmark.gather, benchmark.require_possible, benchmark.time
+        self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "require_possible", "time"), kept)))
+        benchmark.gather, benchmark.require_possible = gather, lambda *words: None
         for minutes, efficiency, left, expected in (
                 (0.25, False, 11.0, [("fixed", 2, 12), ("long", 2, 40)]), (None, False, 0, [("fixed", 2, 12)]),
                 (0.25, True, 11.0, [("fixed", 2, 12), ("one_rank", 1, 12), ("long", 2, 40)]),
@@ -269,8 +269,13 @@ class Work(BenchmarkTest):
             machine = benchmark.Machine(SimpleNamespace(program=small_run.PROGRAM, launcher="mpirun", out=out,
                                                         override=[]))
             weak = benchmark.read_benchmark(work.path, weak=True)
-            benchmark.check_deck(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
-            benchmark.check_deck(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096), "--ranks", "4096")
+            benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
+            benchmark.require_possible(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096))
+            # Keys that lower memory may follow those of a size.
+            for key in benchmark.RECOMPUTATION:
+                self.assertNotIn(key.split("=")[0], benchmark.OWNED)
+                machine.overrides = [key]
+                benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
             if name == "small":
                 machine.make_shard(work)
             else:  # fewer tokens of the same source
@@ -280,6 +285,41 @@ class Work(BenchmarkTest):
             for reference in (*work.references.values(), *weak.references.values()):
                 for expected in reference.expected.values():
                     self.assertGreater(expected.loss, work.entropy_rate)
+
+    def test_what_serves_where_memory_does_not_suffice(self):
+        """A key that the benchmark leaves free, never those that the program names."""
+        shortage = ("nanorun: a rank needs 15.6 GiB of memory and has 14.7 GiB; activations take most, 10.5 GiB: set "
+                    'train.recompute = "mlp" or lower train.length')
+
+        def said(fitting, why=shortage):
+            def dry_run(path, run, *options):
+                self.assertEqual((path, options), ("nanorun", ("--ranks", "2")))
+                return "", "" if fitting in run.arguments else why
+
+            benchmark.dry_run, kept = dry_run, benchmark.dry_run
+            try:
+                benchmark.require_possible("nanorun", benchmark.Run(self.folder / "fixed", 2, 12, 4, ("train", "deck")))
+            except tool.ToolError as error:
+                return str(error)
+            finally:
+                benchmark.dry_run = kept
+
+        self.assertIsNone(said("deck"))
+        needs = "a rank needs 15.6 GiB of memory and has 14.7 GiB; "
+        for key in benchmark.RECOMPUTATION:
+            self.assertEqual(said(key), f"{needs}with -- {key} at the end of the command it fits")
+        self.assertEqual(said("nothing"), f"{needs}it does not fit with train.recompute=mlp or train.recompute=block "
+                                          "either: take a smaller --size")
+        self.assertEqual(said("nothing", "nanorun: model.width: ..."), "nanorun: model.width: ...")
+
+    def test_gpus_without_kernels_do_not_count(self):
+        for lines, expected in (
+                (["8 x NVIDIA H100 (kernels for 9.0a)"], (8, "8 x NVIDIA H100 (kernels for 9.0a)")),
+                (["2 x NVIDIA A40 (kernels for 8.0)", "1 x Tesla V100 (no kernels)"],
+                 (2, "2 x NVIDIA A40 (kernels for 8.0), 1 x Tesla V100 (no kernels)")),
+                (["1 x Tesla V100 (no kernels)"], (0, "1 x Tesla V100 (no kernels)")), (["none"], (0, "none")),
+                (["none: the driver supports CUDA 12.4"], (0, "the driver supports CUDA 12.4"))):
+            self.assertEqual(program.usable_gpus(lines), expected)
 
     def test_wrong_files(self):
         wrong = {"": "benchmark is missing", "[bench]": "[bench] is no section", FILE + "more = 1\n": "more is no key",
