@@ -35,6 +35,7 @@ FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
 # What takes less of a GPU's memory and leaves the work and its loss as they are, the slower one last.
 RECOMPUTATION = ("train.recompute=mlp", "train.recompute=block")
+REFUSED = 2  # exit code of a run that the program does not begin
 FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suites of benchmarks
 
 
@@ -379,7 +380,10 @@ def run_all(benchmark, machine, ranks, sequences, arguments):
         gather(run, benchmark)
         return not run.trouble
 
-    if start(runs[0]) and arguments.efficiency:
+    good = start(runs[0])
+    if runs[0].code == REFUSED:  # for what no dry run finds: the launcher, GPUs of other nodes, code for a newer driver
+        raise tool.ToolError(f"{runs[0].name}: {runs[0].trouble}")
+    if good and arguments.efficiency:
         for run in base_runs(benchmark, machine, runs[0]):
             runs.append(run)
             start(run, on_one_node=True)

@@ -100,7 +100,7 @@ def usable_gpus(lines):
     """How many GPUs have kernels, by the lines of `nanorun info` on them, and why there is none."""
     found = [line for line in lines if not line.startswith("none")]
     usable = sum(int(line.split()[0]) for line in found if not line.endswith("(no kernels)"))
-    return usable, ", ".join(found) if found else lines[0].removeprefix("none: ")
+    return usable, ", ".join(found) if found else lines[0].removeprefix("none: ").replace("none", "it sees none")
 
 
 class Program:

@@ -286,6 +286,17 @@ class Work(BenchmarkTest):
                 for expected in reference.expected.values():
                     self.assertGreater(expected.loss, work.entropy_rate)
 
+    def test_a_run_that_the_program_refuses_is_no_failure(self):
+        machine = SimpleNamespace(
+            program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, overrides=[],
+            start=lambda run: vars(run).update(code=benchmark.REFUSED),
+            run=lambda work, name, *words: benchmark.Run(self.folder / name, *words))
+        (self.folder / "fixed.log").write_text("\n$ mpirun\nnanorun: rank 0 on node a: no GPU\n")
+        benchmark.require_possible, kept = lambda *words: None, benchmark.require_possible
+        self.addCleanup(setattr, benchmark, "require_possible", kept)
+        with self.assertRaisesRegex(tool.ToolError, "^fixed: exit code 2: nanorun: rank 0 on node a: no GPU "):
+            benchmark.run_all(self.read(), machine, 2, 4, SimpleNamespace(minutes=None, efficiency=False))
+
     def test_what_serves_where_memory_does_not_suffice(self):
         """A key that the benchmark leaves free, never those that the program names."""
         shortage = ("nanorun: a rank needs 15.6 GiB of memory and has 14.7 GiB; activations take most, 10.5 GiB: set "
@@ -317,7 +328,7 @@ class Work(BenchmarkTest):
                 (["8 x NVIDIA H100 (kernels for 9.0a)"], (8, "8 x NVIDIA H100 (kernels for 9.0a)")),
                 (["2 x NVIDIA A40 (kernels for 8.0)", "1 x Tesla V100 (no kernels)"],
                  (2, "2 x NVIDIA A40 (kernels for 8.0), 1 x Tesla V100 (no kernels)")),
-                (["1 x Tesla V100 (no kernels)"], (0, "1 x Tesla V100 (no kernels)")), (["none"], (0, "none")),
+                (["1 x Tesla V100 (no kernels)"], (0, "1 x Tesla V100 (no kernels)")), (["none"], (0, "it sees none")),
                 (["none: the driver supports CUDA 12.4"], (0, "the driver supports CUDA 12.4"))):
             self.assertEqual(program.usable_gpus(lines), expected)
 
