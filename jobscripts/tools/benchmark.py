@@ -7,7 +7,6 @@ Exit codes: 0 PASSED, 1 FAILED, 2 the benchmark cannot be run, 3 NO REFERENCE. T
 """
 
 import argparse
-import dataclasses
 import datetime
 import json
 import math
@@ -26,15 +25,13 @@ import busy
 import program
 import tool
 from benchmark_file import BF16, FIXED, HOPPER, OTHER_FP8, OWNED, OWNER, read_benchmark
+from benchmark_memory import require_possible
 from metrics import Metrics
 from program import ROOT, Program
-from study.program import dry_run
 
 SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
-# What takes less of a GPU's memory and leaves the work and its loss as they are, the slower one last.
-RECOMPUTATION = ("train.recompute=mlp", "train.recompute=block")
 REFUSED = 2  # exit code of a run that the program does not begin
 FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suites of benchmarks
 
@@ -350,21 +347,6 @@ def base_runs(benchmark, machine, first):
             tool.say(f"{name}: skipped, {ranks} ranks cannot do this work")
             continue
         yield machine.run(benchmark, name, ranks, benchmark.steps, sequences)
-
-
-def require_possible(path, run):
-    """Lets the program judge the deck before any run starts. Throws ToolError, which says what would serve where the
-    memory of a GPU does not suffice: the program itself names keys that belong to the benchmark."""
-    def refusal(*more):
-        return dry_run(path, dataclasses.replace(run, arguments=(*run.arguments, *more)), "--ranks", str(run.ranks))[1]
-
-    why = refusal()
-    if shortage := re.match(r"nanorun: (a rank needs .* of memory and has [^;]*);", why):
-        serves = next((key for key in RECOMPUTATION if not refusal(key)), None)
-        why = f"{shortage[1]}; " + (f"with -- {serves} at the end of the command it fits" if serves else
-                                    f"it does not fit with {' or '.join(RECOMPUTATION)} either: take a smaller --size")
-    if why:
-        raise tool.ToolError(why)
 
 
 def run_all(benchmark, machine, ranks, sequences, arguments):

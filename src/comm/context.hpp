@@ -38,8 +38,8 @@ std::string driver_fault(const RankDevice& device);
 /// Why no run can use the device: the program has no code for it. Empty where it has, and without a device.
 std::string device_fault(const RankDevice& device);
 
-/// Throws Error(usage) where this rank's driver or device has a fault, or the rank sees no device. The message names the
-/// rank and its node.
+/// Throws Error(usage) where this rank's driver or device has a fault, or the rank sees no device. The message names
+/// the rank and its node.
 void require_usable_device(int rank, const RankDevice& device);
 
 /// Throws Error(usage) where this rank's device, which is open, cannot run the program's kernels, for the reason

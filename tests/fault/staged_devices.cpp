@@ -1,7 +1,8 @@
 // Preloaded into a program that computes with CUDA: each rank finds the driver and the devices that the variable
 // RANK_<rank> states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens
 // one. A device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100. Where the
-// variable CODE_<rank> states a number of CUDA's errors, the device opens, and none of the program's code can be loaded.
+// variable CODE_<rank> states a number of CUDA's errors, the device opens, and none of the program's code can be
+// loaded.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>

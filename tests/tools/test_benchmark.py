@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from support import ROOT, Page, ToolTest, small_run
 
 import benchmark
+import benchmark_memory
 import busy
 import deadline
 import machines
@@ -272,7 +273,7 @@ class Work(BenchmarkTest):
             benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
             benchmark.require_possible(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096))
             # Keys that lower memory may follow those of a size.
-            for key in benchmark.RECOMPUTATION:
+            for key in benchmark_memory.RECOMPUTATION:
                 self.assertNotIn(key.split("=")[0], benchmark.OWNED)
                 machine.overrides = [key]
                 benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
@@ -296,41 +297,6 @@ class Work(BenchmarkTest):
         self.addCleanup(setattr, benchmark, "require_possible", kept)
         with self.assertRaisesRegex(tool.ToolError, "^fixed: exit code 2: nanorun: rank 0 on node a: no GPU "):
             benchmark.run_all(self.read(), machine, 2, 4, SimpleNamespace(minutes=None, efficiency=False))
-
-    def test_what_serves_where_memory_does_not_suffice(self):
-        """A key that the benchmark leaves free, never those that the program names."""
-        shortage = ("nanorun: a rank needs 15.6 GiB of memory and has 14.7 GiB; activations take most, 10.5 GiB: set "
-                    'train.recompute = "mlp" or lower train.length')
-
-        def said(fitting, why=shortage):
-            def dry_run(path, run, *options):
-                self.assertEqual((path, options), ("nanorun", ("--ranks", "2")))
-                return "", "" if fitting in run.arguments else why
-
-            benchmark.dry_run, kept = dry_run, benchmark.dry_run
-            try:
-                benchmark.require_possible("nanorun", benchmark.Run(self.folder / "fixed", 2, 12, 4, ("train", "deck")))
-            except tool.ToolError as error:
-                return str(error)
-            finally:
-                benchmark.dry_run = kept
-
-        self.assertIsNone(said("deck"))
-        needs = "a rank needs 15.6 GiB of memory and has 14.7 GiB; "
-        for key in benchmark.RECOMPUTATION:
-            self.assertEqual(said(key), f"{needs}with -- {key} at the end of the command it fits")
-        self.assertEqual(said("nothing"), f"{needs}it does not fit with train.recompute=mlp or train.recompute=block "
-                                          "either: take a smaller --size")
-        self.assertEqual(said("nothing", "nanorun: model.width: ..."), "nanorun: model.width: ...")
-
-    def test_gpus_without_kernels_do_not_count(self):
-        for lines, expected in (
-                (["8 x NVIDIA H100 (kernels for 9.0a)"], (8, "8 x NVIDIA H100 (kernels for 9.0a)")),
-                (["2 x NVIDIA A40 (kernels for 8.0)", "1 x Tesla V100 (no kernels)"],
-                 (2, "2 x NVIDIA A40 (kernels for 8.0), 1 x Tesla V100 (no kernels)")),
-                (["1 x Tesla V100 (no kernels)"], (0, "1 x Tesla V100 (no kernels)")), (["none"], (0, "it sees none")),
-                (["none: the driver supports CUDA 12.4"], (0, "the driver supports CUDA 12.4"))):
-            self.assertEqual(program.usable_gpus(lines), expected)
 
     def test_wrong_files(self):
         wrong = {"": "benchmark is missing", "[bench]": "[bench] is no section", FILE + "more = 1\n": "more is no key",

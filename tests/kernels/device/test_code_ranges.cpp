@@ -7,7 +7,8 @@
 namespace nanorun::kernels {
 namespace {
 
-const std::vector<CodeRange> ptx = {{80, 1000}}, ampere_alone = {{80, 89}}, blackwell_and_newer = {{86, 89}, {120, 1000}};
+const std::vector<CodeRange> ptx = {{80, 1000}}, ampere_alone = {{80, 89}},
+                             blackwell_and_newer = {{86, 89}, {120, 1000}};
 
 TEST(CodeRanges, CodeOfAGpuRunsOnItsMajorVersionAlone) {
   for (const int capability : {80, 86, 89}) EXPECT_TRUE(runs_on(ampere_alone, capability)) << capability;

@@ -89,7 +89,8 @@ TEST(Devices, OnesWhoseKernelsDoNotLoadAreRefused) {
   };
   EXPECT_EQ(message(""), "");
   const std::string begin =
-      "rank 3 on node n7: NVIDIA A100 of compute capability 8.0, with a driver for CUDA 13.0, does not run this build's "
+      "rank 3 on node n7: NVIDIA A100 of compute capability 8.0, with a driver for CUDA 13.0, does not run this "
+      "build's "
       "kernels for ";
   EXPECT_EQ(message("no image").find(begin), 0) << message("no image");
   EXPECT_TRUE(message("no image").ends_with(": no image")) << message("no image");
