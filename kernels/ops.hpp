@@ -9,6 +9,7 @@
 #include "kernels/attention/attention_xsa.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/fill.hpp"
+#include "kernels/device/kernel_fault.hpp"
 #include "kernels/device/magnitude.hpp"
 #include "kernels/device/random.hpp"
 #include "kernels/device/types.hpp"

@@ -59,14 +59,14 @@ MAY_SEE = {
 }
 
 # What src/ may see of kernels/: the dispatcher, the views, the BLAS, the mask that the host builds, the memory of peers, signs of
-# life, what CUDA implementations take, and the variables of the environment.
+# life, what CUDA implementations take, the variables of the environment, and how compute capabilities are written.
 KERNEL_HEADERS = {
     f"kernels/{name}.hpp"
     for name in ("ops", "attention/attention", "device/types", "device/blas", "device/peer_memory", "device/life", "device/cuda_limits",
-                 "device/variables")
+                 "device/variables", "device/code_ranges")
 }
 
-GENERATED = "nanorun_commit.h"  # CMake makes it
+GENERATED = r"nanorun_(commit|code)\.h"  # CMake makes them
 
 ENDINGS = (".hpp", ".cpp", ".cu", ".cuh")
 

@@ -25,13 +25,14 @@ import busy
 import program
 import tool
 from benchmark_file import BF16, FIXED, HOPPER, OTHER_FP8, OWNED, OWNER, read_benchmark
+from benchmark_memory import require_possible
 from metrics import Metrics
 from program import ROOT, Program
-from study.program import check_deck
 
 SCRIPT = "benchmark.sh"  # the script that starts this tool
 FILES = ROOT / "inputs" / "benchmark"
 EXIT_CODES = {"PASSED": 0, "FAILED": tool.NOT_DONE, "NO REFERENCE": 3}
+REFUSED = 2  # exit code of a run that the program does not begin
 FIXED_TOKENS = 20e6  # tokens whose time is a figure of merit, as in other suites of benchmarks
 
 
@@ -353,7 +354,7 @@ def run_all(benchmark, machine, ranks, sequences, arguments):
     order."""
     begin = time.monotonic()
     runs = [machine.run(benchmark, "fixed", ranks, benchmark.steps, sequences)]
-    check_deck(machine.program.path, runs[0], "--ranks", str(ranks))
+    require_possible(machine.program.path, runs[0])
     machine.make_shard(benchmark)
 
     def start(run, **options):
@@ -361,7 +362,10 @@ def run_all(benchmark, machine, ranks, sequences, arguments):
         gather(run, benchmark)
         return not run.trouble
 
-    if start(runs[0]) and arguments.efficiency:
+    good = start(runs[0])
+    if runs[0].code == REFUSED:  # for what no dry run finds: the launcher, GPUs of other nodes, code for a newer driver
+        raise tool.ToolError(f"{runs[0].name}: {runs[0].trouble}")
+    if good and arguments.efficiency:
         for run in base_runs(benchmark, machine, runs[0]):
             runs.append(run)
             start(run, on_one_node=True)

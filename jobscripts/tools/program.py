@@ -96,6 +96,13 @@ def last_words(text):
     return tool.one_line(said[-1]) if said else "no message"
 
 
+def usable_gpus(lines):
+    """How many GPUs have kernels, by the lines of `nanorun info` on them, and why there is none."""
+    found = [line for line in lines if not line.startswith("none")]
+    usable = sum(int(line.split()[0]) for line in found if not line.endswith("(no kernels)"))
+    return usable, ", ".join(found) if found else lines[0].removeprefix("none: ").replace("none", "it sees none")
+
+
 class Program:
     """The nanorun to start, with its launcher. Throws ToolError where it cannot be started."""
 
@@ -103,13 +110,13 @@ class Program:
         self.path = find_program(name)
         self.launcher, self.on_one_node = LAUNCHERS[launcher], ON_ONE_NODE[launcher]
         find_launcher(self.launcher[0])
-        facts = self.call("info").splitlines()
-        gpus = [line.split(maxsplit=1)[1] for line in facts if line.startswith("gpus ")]
+        facts = [line.split(maxsplit=1) for line in self.call("info").splitlines()]
+        gpus = [fact[1] for fact in facts if fact[0] == "gpus"]
         self.build = BUILDS[bool(gpus)]
-        self.devices = (sum(int(line.split()[0]) for line in gpus if line != "none") if gpus else
-                        len(os.sched_getaffinity(0)))
+        self.devices, fault = usable_gpus(gpus) if gpus else (len(os.sched_getaffinity(0)), "")
         if self.devices == 0 and launcher == "mpirun":
-            raise tool.ToolError(f"{self.path} sees no GPU")
+            kernels = ", ".join(fact[1] for fact in facts if fact[0] == "kernels")
+            raise tool.ToolError(f"{self.path}, with kernels for {kernels}, can use no GPU here: {fault}")
 
     def call(self, *arguments):
         """Runs the program on one rank and returns its standard output. Throws ToolError."""

@@ -7,18 +7,19 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "kernels/device/code_ranges.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/error.cuh"
 #include "kernels/device/variables.hpp"
+#include "nanorun_code.h"  // what the architectures that CMake was given run on
 
 namespace nanorun::kernels::cuda {
 namespace {
 
 constexpr int hopper_capability = 90;
-#if NANORUN_AMPERE
-const std::string ampere_kernels = std::to_string(NANORUN_AMPERE / 10) + "." + std::to_string(NANORUN_AMPERE % 10);
-#endif
+const std::vector<CodeRange> ampere_code = NANORUN_AMPERE_CODE, fp8_code = NANORUN_FP8_CODE;
 
 std::atomic<Tier> taken = Tier::none;
 
@@ -33,10 +34,8 @@ std::optional<int> current_device() {
 /// Whether the bodies that a device of this capability takes have products of 8-bit numbers.
 bool tier_has_fp8(int capability) {
   const Tier tier = tier_of(capability);
-#if NANORUN_AMPERE_FP8
-  if (tier == Tier::ampere) return std::min(capability, device_variables().capability) >= 89;
-#endif
-  return tier == Tier::hopper;
+  if (tier != Tier::ampere) return tier == Tier::hopper;
+  return runs_on(fp8_code, capability) && std::min(capability, device_variables().capability) >= 89;
 }
 
 }  // namespace
@@ -46,10 +45,7 @@ Tier tier_of(int capability) {
   // Code for 90a runs on 9.0 alone.
   if (capability == hopper_capability && device_variables().capability >= hopper_capability) return Tier::hopper;
 #endif
-#if NANORUN_AMPERE
-  if (capability >= NANORUN_AMPERE) return Tier::ampere;
-#endif
-  return Tier::none;
+  return runs_on(ampere_code, capability) ? Tier::ampere : Tier::none;
 }
 
 Tier device_tier() {
@@ -65,8 +61,7 @@ void take_tier_of(int device) {
   const int capability = device_capability(device);
   const Tier tier = tier_of(capability);
   if (tier == Tier::none) {
-    throw std::runtime_error("no kernels for compute capability " + std::to_string(capability / 10) + "." +
-                             std::to_string(capability % 10));
+    throw std::runtime_error("no kernels for compute capability " + capability_text(capability));
   }
   taken = tier;
 }
@@ -75,21 +70,21 @@ std::string device_kernels(int device) {
   switch (tier_of(device_capability(device))) {
     case Tier::hopper:
       return "9.0a";
-#if NANORUN_AMPERE
     case Tier::ampere:
-      return ampere_kernels;
-#endif
+      return capability_text(std::ranges::min_element(ampere_code, {}, &CodeRange::least)->least);
     default:
       return "";
   }
 }
 
 std::string kernels_of_build() {
-  std::string text = tier_of(hopper_capability) == Tier::hopper ? "9.0a" : "";
-#if NANORUN_AMPERE
-  text += (text.empty() ? "" : ", ") + ampere_kernels + " and higher";
+#if NANORUN_HOPPER
+  const std::string hopper = "9.0a";
+#else
+  const std::string hopper;
 #endif
-  return text;
+  const std::string others = ranges_text(ampere_code);
+  return hopper + (hopper.empty() || others.empty() ? "" : ", ") + others;
 }
 
 bool has_fp8() {

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "kernels/device/blas.hpp"
+#include "kernels/device/code_ranges.hpp"
+#include "kernels/device/variables.hpp"
 #include "kernels/ops.hpp"
 #include "src/base/early.hpp"
 #include "src/base/error.hpp"
@@ -32,6 +34,8 @@ RankDevice device_of(int rank, int rank_on_node) {
     device.identity = ops::device_identity(device.number);
     device.name = ops::device_name(device.number);
     device.capability = ops::device_capability(device.number);
+    const int limit = kernels::device_variables().capability;
+    if (limit < device.capability) device.passes_for = limit;
     device.kernels = ops::device_kernels(device.number);
     device.memory = ops::device_memory(device.number);
   } catch (const std::runtime_error& error) {
@@ -70,16 +74,32 @@ std::string driver_for(int major) {
 
 }  // namespace
 
+RankDevice device_of_this_host() { return device_of(0, 0); }
+
+std::string driver_fault(const RankDevice& device) {
+  const int major = device.runtime / 1000;
+  // A driver supports all versions of CUDA that share its first number.
+  if (device.driver == 0 || device.driver / 1000 >= major) return {};
+  return fmt::format("the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", device.driver / 1000,
+                     device.driver % 1000 / 10, major, driver_for(major));
+}
+
+std::string device_fault(const RankDevice& device) {
+  if (device.visible == 0 || device.runtime == 0 || !device.kernels.empty()) return {};
+  const bool passes = device.passes_for > 0;
+  return fmt::format(
+      "{} has compute capability {}{}; this build has kernels for {}: run it on such GPUs{}, build it with "
+      "CMAKE_CUDA_ARCHITECTURES naming the GPU's own, from 80 on, or with -DNANORUN_CUDA=OFF to compute on CPUs",
+      device.name, kernels::capability_text(device.capability),
+      passes ? ", passes for " + kernels::capability_text(device.passes_for) + " by NANORUN_TIER" : "",
+      ops::kernels_of_build(), passes ? " without this variable" : "");
+}
+
 void require_usable_device(int rank, const RankDevice& device) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ExitCode::usage, fmt::format("rank {} on node {}{}", rank, device.node, why));
   };
-  const int major = device.runtime / 1000;
-  // A driver supports all versions of CUDA that share its first number.
-  if (device.driver > 0 && device.driver / 1000 < major) {
-    refuse(fmt::format(": the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", device.driver / 1000,
-                       device.driver % 1000 / 10, major, driver_for(major)));
-  }
+  if (const std::string fault = driver_fault(device); !fault.empty()) refuse(": " + fault);
   if (device.visible == 0) {
     refuse(
         device.runtime > 0
@@ -88,12 +108,16 @@ void require_usable_device(int rank, const RankDevice& device) {
             : " finds no GPU: this nanorun is built with a Kokkos for GPUs; run it where there are GPUs and a driver "
               "that Kokkos can use, or build it with a Kokkos without a GPU backend to compute on CPUs");
   }
-  if (device.runtime > 0 && device.kernels.empty()) {
-    refuse(fmt::format(
-        ": {} has compute capability {}.{}; this build has kernels for {}: run it on such GPUs, build it with "
-        "CMAKE_CUDA_ARCHITECTURES naming the GPU's own, from 80 on, or with -DNANORUN_CUDA=OFF to compute on CPUs",
-        device.name, device.capability / 10, device.capability % 10, ops::kernels_of_build()));
-  }
+  if (const std::string fault = device_fault(device); !fault.empty()) refuse(": " + fault);
+}
+
+void require_kernels(int rank, const RankDevice& device, const std::string& fault) {
+  if (fault.empty()) return;
+  throw Error(ExitCode::usage,
+              fmt::format("rank {} on node {}: {} of compute capability {}, with a driver for CUDA {}.{}, does not run "
+                          "this build's kernels for {}: {}",
+                          rank, device.node, device.name, kernels::capability_text(device.capability),
+                          device.driver / 1000, device.driver % 1000 / 10, ops::kernels_of_build(), fault));
 }
 
 void require_own_devices(const std::vector<RankDevice>& devices) {
@@ -195,6 +219,7 @@ void Context::open_device(bool reproducible) {
   device_note_ = idle_devices(devices_);
   peak_flops_ = nanorun::peak_flops(devices_);
   ops::use_device(device.number);
+  comm_->together([&] { require_kernels(comm_->rank(), device, ops::kernel_fault()); });
   kernels::start_kokkos(device.number);
   using kernels::Gemms;
   stream_ = ops::create_stream(reproducible ? Gemms::reproducible : Gemms::timed);

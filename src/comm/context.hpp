@@ -21,15 +21,30 @@ struct RankDevice {
   int visible = 0;           ///< devices that the rank sees
   int number = -1;           ///< number of the device among those that are visible
   int capability = 0;        ///< compute capability of the device, 10 major + minor
+  int passes_for = 0;        ///< the lesser one that NANORUN_TIER states; 0: it states none
   std::string kernels;       ///< ops::device_kernels() of the device
   std::uint64_t memory = 0;  ///< bytes of the device; 0 where ranks share the memory of the host
   int driver = 0;            ///< newest CUDA that the driver supports, 1000 major + 10 minor; 0 without a driver
   int runtime = 0;           ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
 };
 
-/// Throws Error(usage) where this rank's driver is too old, the rank sees no device, or the program has no code for the
-/// device that it has picked. The message names the rank and its node.
+/// The device that a single rank on this host would pick. Throws Error(internal) where the driver fails.
+RankDevice device_of_this_host();
+
+/// Why no run can use the driver: it is too old for this program's CUDA. Empty where that is not so, and without a
+/// driver.
+std::string driver_fault(const RankDevice& device);
+
+/// Why no run can use the device: the program has no code for it. Empty where it has, and without a device.
+std::string device_fault(const RankDevice& device);
+
+/// Throws Error(usage) where this rank's driver or device has a fault, or the rank sees no device. The message names
+/// the rank and its node.
 void require_usable_device(int rank, const RankDevice& device);
+
+/// Throws Error(usage) where this rank's device, which is open, cannot run the program's kernels, for the reason
+/// `fault` that CUDA gives. The message names the rank, its node and what the program has. Nothing where it is empty.
+void require_kernels(int rank, const RankDevice& device, const std::string& fault);
 
 /// Throws Error(usage, all_ranks) where two ranks have picked one device. `devices`: by rank. The message names the
 /// ranks and the device and says how to start instead.
@@ -59,7 +74,7 @@ class Context {
   /// where a rank finds no device that it can use or two ranks pick the same one.
   const RankDevice& pick_device();
   /// Collective. Picks this rank's device unless it has one, starts Kokkos on it and creates the streams.
-  /// `reproducible`: see Gemms.
+  /// `reproducible`: see Gemms. Throws Error(usage, all_ranks) where a rank's driver cannot run the program's kernels.
   void open_device(bool reproducible = false);
 
   Comm& comm() { return *comm_; }

@@ -62,6 +62,10 @@ bool trains_in_fp8(const Config& config) {
 
 bool lacks_fp8(const Config& deck) { return trains_in_fp8(deck) && !ops::has_fp8(); }
 
+std::string fp8_remark(const Config& deck) {
+  return lacks_fp8(deck) ? "no products in fp8 here: those of the deck are computed in bf16" : "";
+}
+
 std::string fp8_kernels(const Config& deck, int device) {
   if (!trains_in_fp8(deck)) return {};
   return lacks_fp8(deck) ? "bf16" : ops::device_kernels(device);

@@ -36,6 +36,9 @@ bool trains_in_fp8(const Config& config);
 /// Whether the deck trains in 8 bits and the device in use has no such products, so that computed_config() has none.
 bool lacks_fp8(const Config& deck);
 
+/// A sentence that says so; empty where it is not so.
+std::string fp8_remark(const Config& deck);
+
 /// What multiplies operands in 8 bits where the deck trains in them: ops::device_kernels() of the device, "bf16" where
 /// lacks_fp8(), else nothing. Losses differ between these, since tensor cores add up such products unlike each other.
 std::string fp8_kernels(const Config& deck, int device);

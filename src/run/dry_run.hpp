@@ -21,11 +21,11 @@ struct DryRun {
 };
 
 /// Prints the resolved deck, what run_training() on so many ranks would need, and lines that begin with "warning: "
-/// where the data are missing or too short or the run could not begin with the weights of checkpoint.weights, all on
-/// standard output: as text, or as one JSON object. Throws Error(usage) where check_config() refuses the deck, what
-/// require_possible_paths() throws, where the machines tell no step of the deck, and, after it has printed,
-/// Error(usage) where the memory of a rank does not suffice, or the run's own Error where something stands in the way
-/// in the run's directory. For one rank to call.
+/// where the data are missing or too short, the run could not begin with the weights of checkpoint.weights, or it could
+/// not use the GPU or driver of this machine, all on standard output: as text, or as one JSON object. Throws
+/// Error(usage) where check_config() refuses the deck, what require_possible_paths() throws, where the machines tell no
+/// step of the deck, and, after it has printed, Error(usage) where the memory of a rank does not suffice, or the run's
+/// own Error where something stands in the way in the run's directory. For one rank to call.
 void plan_training(const Config& config, const DryRun& dry_run);
 
 }  // namespace nanorun

@@ -59,9 +59,7 @@ std::vector<std::string> opening_lines(const Config& deck, const LogHead& head) 
                               products_in_fp8(config), config.run.reproducible ? ", reproducible" : "",
                               head.ranks > 1 ? ", tensors travel through " : "", head.transport));
   lines.insert(lines.end(), head.transport_notes.begin(), head.transport_notes.end());
-  if (lacks_fp8(deck)) {
-    lines.push_back("these kernels have no products in fp8: those of the deck are computed in bf16");
-  }
+  if (const std::string remark = fp8_remark(deck); !remark.empty()) lines.push_back(remark);
   if (!head.device_note.empty()) lines.push_back(head.device_note);
   for (std::string& warning : group_warnings(config, head.table)) lines.push_back(std::move(warning));
   for (std::string& warning : average_warnings(config, head.table)) lines.push_back(std::move(warning));

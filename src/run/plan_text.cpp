@@ -133,7 +133,8 @@ void add_memory(Rows& rows, const TrainingPlan& plan) {
   if (plan.available > 0) {
     rows.bytes("memory that a rank has", plan.available);
   } else if (memory.runtime > 0) {
-    rows.add("memory that a rank has", "not known, as no GPU is here: name it by --memory, such as --memory 24GiB");
+    rows.add("memory that a rank has", fmt::format("not known, as {}: name it by --memory, such as --memory 24GiB",
+                                                   plan.driver_is_old ? "the driver is too old" : "no GPU is here"));
   }
 }
 

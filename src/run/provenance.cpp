@@ -123,7 +123,10 @@ std::string info_text() {
     count(devices, fmt::format("{} ({})", ops::device_name(i), text));
   }
   for (const auto& [name, number] : devices) facts.emplace_back("gpus", fmt::format("{} x {}", number, name));
-  if (devices.empty()) facts.emplace_back("gpus", "none");
+  if (devices.empty()) {
+    const std::string fault = driver_fault(device_of_this_host());
+    facts.emplace_back("gpus", fault.empty() ? "none" : "none: " + fault);
+  }
 #endif
   std::string text;
   for (const auto& [name, value] : facts) text += fmt::format("{:<12} {}\n", name, value);

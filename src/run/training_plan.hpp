@@ -75,6 +75,7 @@ struct TrainingPlan {
   std::string nodes_from{};  ///< the option or key that says how many ranks a node has
   MemoryPlan memory;
   double available = 0;           ///< bytes of memory that a rank has; 0: not known
+  bool driver_is_old = false;     ///< so that it names no GPU
   std::vector<StagePlan> stages;  ///< one without stages in the deck, with the FLOPs of the widest window
   std::uint64_t tokens = 0;       ///< tokens of all steps
   std::vector<std::pair<std::string, double>> work;  ///< by name of a rule: UpdateRule::work() of the busiest rank

@@ -7,12 +7,17 @@ import subprocess
 from harness import FaultTest, small_run
 
 
+PTX, NO_IMAGE = 222, 209  # cudaErrorUnsupportedPtxVersion, cudaErrorNoKernelImageForDevice
+
+
 class Refused(FaultTest):
-    def open(self, ranks, code, memory=()):
-        """Starts a rank on each of these devices; the exit code is as given. `memory`: their bytes, 0 without."""
+    def open(self, ranks, code, memory=(), faults=()):
+        """Starts a rank on each of these devices; the exit code is as given. `memory`: their bytes, 0 without. `faults`:
+        CUDA's errors, by number, where code is loaded."""
         wrapper = ["env", f"LD_PRELOAD={os.environ['NANORUN_STAGED_DEVICES']}",
                    *(f"RANK_{rank}={device}" for rank, device in enumerate(ranks)),
-                   *(f"MEMORY_{rank}={size}" for rank, size in enumerate(memory))]
+                   *(f"MEMORY_{rank}={size}" for rank, size in enumerate(memory)),
+                   *(f"CODE_{rank}={fault}" for rank, fault in enumerate(faults))]
         return self.train(len(ranks), "model.width=128", "model.heads=1", "model.head_dim=128", wrapper=wrapper,
                           code=code)
 
@@ -35,6 +40,16 @@ class Refused(FaultTest):
         driver = {"12": "driver 525 or newer", "13": "driver 580 or newer"}[major]
         self.check_refused(["13000 2 90 NVIDIA H100", "11080 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
                            f": the driver supports CUDA 11.8, this nanorun needs {major}.0, {driver}")
+
+    def test_code_that_cannot_be_loaded(self):
+        """PTX that is newer than the driver, and no code for the device, as each rank finds out once it opens one."""
+        said = (", with a driver for CUDA 13.0, does not run this build's kernels for 9.0a, 8.0 and higher: "
+                "cudaFuncGetAttributes: ")
+        a100, rtx = "13000 2 80 NVIDIA A100", "13000 2 120 NVIDIA RTX PRO 6000"
+        self.check_refused([a100] * 2, "nanorun: rank 0 on node ", f": NVIDIA A100 of compute capability 8.0{said}",
+                           ": the driver is older than the CUDA of this build", memory=[80 << 30] * 2, faults=(PTX, PTX))
+        self.check_refused([rtx] * 2, "nanorun: rank 0 on node ", f": NVIDIA RTX PRO 6000 of compute capability 12.0{said}",
+                           "no kernel image", memory=[80 << 30] * 2, faults=(NO_IMAGE, NO_IMAGE))
 
     def test_no_driver(self):
         self.check_refused(["0 0 0 none"], "nanorun: rank 0 on node ", " finds no GPU: ")

@@ -1,6 +1,8 @@
 // Preloaded into a program that computes with CUDA: each rank finds the driver and the devices that the variable
 // RANK_<rank> states, as "<newest CUDA of the driver> <devices> <compute capability> <name>", and says so once it opens
-// one. A device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100.
+// one. A device has as many bytes of memory as the variable MEMORY_<rank> states, and the SMs of an A100. Where the
+// variable CODE_<rank> states a number of CUDA's errors, the device opens, and none of the program's code can be
+// loaded.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@ namespace {
 struct Stage {
   int driver = 0, devices = 0, capability = 0;
   std::size_t memory = 0;
+  cudaError_t code = cudaSuccess;
   char name[sizeof(cudaDeviceProp::name)] = {};
 };
 
@@ -23,8 +26,10 @@ Stage stage() {
   const std::string rank = own == nullptr ? "0" : own;
   const char* const text = std::getenv(("RANK_" + rank).c_str());
   const char* const memory = std::getenv(("MEMORY_" + rank).c_str());
+  const char* const code = std::getenv(("CODE_" + rank).c_str());
   Stage stage;
   if (memory != nullptr) stage.memory = std::strtoull(memory, nullptr, 10);
+  if (code != nullptr) stage.code = static_cast<cudaError_t>(std::atoi(code));
   if (text != nullptr) {
     std::sscanf(text, "%d %d %d %255[^\n]", &stage.driver, &stage.devices, &stage.capability, stage.name);
   }
@@ -85,7 +90,14 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   }
 }
 
-cudaError_t cudaSetDevice(int) { opened("cudaSetDevice"); }
+cudaError_t cudaSetDevice(int) {
+  if (stage().code != cudaSuccess) return cudaSuccess;
+  opened("cudaSetDevice");
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
+  if (stage().code != cudaSuccess) return stage().code;
+  opened("cudaFuncGetAttributes");
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { opened("cudaStreamCreateWithFlags"); }
 cudaError_t cudaMalloc(void**, size_t) { opened("cudaMalloc"); }
 cudaError_t cudaMallocHost(void**, size_t) { opened("cudaMallocHost"); }

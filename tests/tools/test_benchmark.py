@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from support import ROOT, Page, ToolTest, small_run
 
 import benchmark
+import benchmark_memory
 import busy
 import deadline
 import machines
@@ -156,9 +157,9 @@ class Work(BenchmarkTest):
             program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, start=start,
             run=lambda work, name, ranks, steps, sequences: benchmark.Run(self.folder / name, ranks, steps, sequences),
             overrides=[])
-        kept = benchmark.gather, benchmark.check_deck, benchmark.time
-        self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "check_deck", "time"), kept)))
-        benchmark.gather, benchmark.check_deck = gather, lambda *words: None
+        kept = benchmark.gather, benchmark.require_possible, benchmark.time
+        self.addCleanup(lambda: vars(benchmark).update(zip(("gather", "require_possible", "time"), kept)))
+        benchmark.gather, benchmark.require_possible = gather, lambda *words: None
         for minutes, efficiency, left, expected in (
                 (0.25, False, 11.0, [("fixed", 2, 12), ("long", 2, 40)]), (None, False, 0, [("fixed", 2, 12)]),
                 (0.25, True, 11.0, [("fixed", 2, 12), ("one_rank", 1, 12), ("long", 2, 40)]),
@@ -269,8 +270,13 @@ class Work(BenchmarkTest):
             machine = benchmark.Machine(SimpleNamespace(program=small_run.PROGRAM, launcher="mpirun", out=out,
                                                         override=[]))
             weak = benchmark.read_benchmark(work.path, weak=True)
-            benchmark.check_deck(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
-            benchmark.check_deck(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096), "--ranks", "4096")
+            benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
+            benchmark.require_possible(small_run.PROGRAM, machine.run(weak, "fixed", 4096, work.steps, 4096))
+            # Keys that lower memory may follow those of a size.
+            for key in benchmark_memory.RECOMPUTATION:
+                self.assertNotIn(key.split("=")[0], benchmark.OWNED)
+                machine.overrides = [key]
+                benchmark.require_possible(small_run.PROGRAM, machine.run(work, "fixed", 2, work.steps, work.sequences))
             if name == "small":
                 machine.make_shard(work)
             else:  # fewer tokens of the same source
@@ -280,6 +286,17 @@ class Work(BenchmarkTest):
             for reference in (*work.references.values(), *weak.references.values()):
                 for expected in reference.expected.values():
                     self.assertGreater(expected.loss, work.entropy_rate)
+
+    def test_a_run_that_the_program_refuses_is_no_failure(self):
+        machine = SimpleNamespace(
+            program=SimpleNamespace(path=small_run.PROGRAM), make_shard=lambda work: None, overrides=[],
+            start=lambda run: vars(run).update(code=benchmark.REFUSED),
+            run=lambda work, name, *words: benchmark.Run(self.folder / name, *words))
+        (self.folder / "fixed.log").write_text("\n$ mpirun\nnanorun: rank 0 on node a: no GPU\n")
+        benchmark.require_possible, kept = lambda *words: None, benchmark.require_possible
+        self.addCleanup(setattr, benchmark, "require_possible", kept)
+        with self.assertRaisesRegex(tool.ToolError, "^fixed: exit code 2: nanorun: rank 0 on node a: no GPU "):
+            benchmark.run_all(self.read(), machine, 2, 4, SimpleNamespace(minutes=None, efficiency=False))
 
     def test_wrong_files(self):
         wrong = {"": "benchmark is missing", "[bench]": "[bench] is no section", FILE + "more = 1\n": "more is no key",

@@ -1,4 +1,4 @@
-"""Verdicts of the benchmark on runs that are given."""
+"""Verdicts of the benchmark on runs that are given, and what it says of machines that cannot begin one."""
 
 import math
 from types import SimpleNamespace
@@ -7,6 +7,9 @@ from support import small_run
 from test_benchmark import FILE, REFERENCE, WEAK, BenchmarkTest
 
 import benchmark
+import benchmark_memory
+import program
+import tool
 
 
 class Judgement(BenchmarkTest):
@@ -81,6 +84,43 @@ class Judgement(BenchmarkTest):
         run.sequences = 4
         self.assertIn("has no [weak.reference.gpu_bf16] for steps of 4 sequences: ",
                       benchmark.judge(work, "gpu", [run])[1])
+
+
+class Possible(BenchmarkTest):
+    def test_what_serves_where_memory_does_not_suffice(self):
+        """A key that the benchmark leaves free, never those that the program names."""
+        shortage = ("nanorun: a rank needs 15.6 GiB of memory and has 14.7 GiB; activations take most, 10.5 GiB: set "
+                    'train.recompute = "mlp" or lower train.length')
+
+        def said(fitting, why=shortage):
+            def dry_run(path, run, *options):
+                self.assertEqual((path, options), ("nanorun", ("--ranks", "2")))
+                return "", "" if fitting in run.arguments else why
+
+            benchmark_memory.dry_run, kept = dry_run, benchmark_memory.dry_run
+            try:
+                benchmark_memory.require_possible("nanorun", benchmark.Run(self.folder / "fixed", 2, 12, 4, ("train", "deck")))
+            except tool.ToolError as error:
+                return str(error)
+            finally:
+                benchmark_memory.dry_run = kept
+
+        self.assertIsNone(said("deck"))
+        needs = "a rank needs 15.6 GiB of memory and has 14.7 GiB; "
+        for key in benchmark_memory.RECOMPUTATION:
+            self.assertEqual(said(key), f"{needs}with -- {key} at the end of the command it fits")
+        self.assertEqual(said("nothing"), f"{needs}it does not fit with train.recompute=mlp or train.recompute=block "
+                                          "either: take a smaller --size")
+        self.assertEqual(said("nothing", "nanorun: model.width: ..."), "nanorun: model.width: ...")
+
+    def test_gpus_without_kernels_do_not_count(self):
+        for lines, expected in (
+                (["8 x NVIDIA H100 (kernels for 9.0a)"], (8, "8 x NVIDIA H100 (kernels for 9.0a)")),
+                (["2 x NVIDIA A40 (kernels for 8.0)", "1 x Tesla V100 (no kernels)"],
+                 (2, "2 x NVIDIA A40 (kernels for 8.0), 1 x Tesla V100 (no kernels)")),
+                (["1 x Tesla V100 (no kernels)"], (0, "1 x Tesla V100 (no kernels)")), (["none"], (0, "it sees none")),
+                (["none: the driver supports CUDA 12.4"], (0, "the driver supports CUDA 12.4"))):
+            self.assertEqual(program.usable_gpus(lines), expected)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,29 @@ TEST(Devices, OneWithoutKernelsIsRefused) {
   }
 }
 
+TEST(Devices, AVariableThatLeavesNoKernelsIsNamed) {
+  RankDevice limited = gpu("NVIDIA H100", 90, "");
+  limited.passes_for = 80;
+  const std::string message = refusal(limited);
+  EXPECT_EQ(message.find("rank 3 on node n7: NVIDIA H100 has compute capability 9.0, passes for 8.0 by NANORUN_TIER; "),
+            0)
+      << message;
+  EXPECT_NE(message.find(": run it on such GPUs without this variable, build"), std::string::npos) << message;
+}
+
+TEST(Devices, OnesWhoseKernelsDoNotLoadAreRefused) {
+  const auto message = [](const char* fault) {
+    return error_of([&] { require_kernels(3, gpu("NVIDIA A100", 80, "8.0"), fault); }, ExitCode::usage);
+  };
+  EXPECT_EQ(message(""), "");
+  const std::string begin =
+      "rank 3 on node n7: NVIDIA A100 of compute capability 8.0, with a driver for CUDA 13.0, does not run this "
+      "build's "
+      "kernels for ";
+  EXPECT_EQ(message("no image").find(begin), 0) << message("no image");
+  EXPECT_TRUE(message("no image").ends_with(": no image")) << message("no image");
+}
+
 TEST(Devices, OldDriverIsRefusedWhateverTheDevice) {
   // No device can be asked for through it.
   RankDevice old = rank_device("n7", "", 0);
