@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -85,7 +84,8 @@ Comm::Comm(MPI_Comm comm) : comm_(comm) {
   const auto abort = [] { MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::communication)); };
   watchdog_ = std::make_shared<Watchdog>(rank_, size_, abort);
   find_place_on_node();
-  spoken_ = std::make_unique<NodeMemory>(*this, sizeof(std::atomic<bool>));
+  node_memory_ = std::make_unique<NodeMemory>(*this, ranks_of_node_ * sizeof(HeartbeatSlot));
+  slots_ = {reinterpret_cast<HeartbeatSlot*>(node_memory_->data()), static_cast<std::size_t>(ranks_of_node_)};
 }
 
 Comm::Comm(MPI_Comm comm, std::shared_ptr<Watchdog> watchdog, int rank_in_messages)
@@ -114,7 +114,7 @@ std::unique_ptr<Comm> Comm::split(int color, int key) {
 
 std::string Comm::name() const { return fmt::format("rank {} on node {}", rank_in_messages_, host_name()); }
 
-bool Comm::speaks_first() const { return !reinterpret_cast<std::atomic<bool>*>(spoken_->data())->exchange(true); }
+bool Comm::speaks_first() const { return !slots_.front().node_has_spoken.exchange(true); }
 
 void Comm::set_timeout(double seconds) { watchdog_->set_timeout(seconds); }
 void Comm::set_step(long step) { watchdog_->set_step(step); }
@@ -124,15 +124,11 @@ void Comm::set_log(const std::string& path) { watchdog_->set_log(path); }
 
 void Comm::share_heartbeats(const std::string& directory) {
   const NodeLayout nodes = this->nodes();
-  heartbeats_ = std::make_unique<NodeMemory>(*this, ranks_of_node_ * sizeof(HeartbeatSlot));
-  auto* const slots = reinterpret_cast<HeartbeatSlot*>(heartbeats_->data());
   together([&] {
     if (root()) HeartbeatFiles(directory).clear(size());
   });
   const std::vector<std::string> hosts = hosts_of(nodes);
-  together([&] {
-    watchdog_->share_heartbeats(directory, nodes, {slots, static_cast<std::size_t>(ranks_of_node_)}, hosts);
-  });
+  together([&] { watchdog_->share_heartbeats(directory, nodes, slots_, hosts); });
 }
 
 /// Collective. The host of each node, of its name at most 64 bytes; none where there is one node.

@@ -113,7 +113,8 @@ class Comm {
   int rank_in_messages_ = 0;
   std::size_t piece_bytes_ = std::size_t{1} << 30;
   bool owns_comm_ = false;
-  std::unique_ptr<NodeMemory> spoken_, heartbeats_;
+  std::unique_ptr<NodeMemory> node_memory_;  ///< holds slots_; without those where split() has made this communicator
+  std::span<HeartbeatSlot> slots_;           ///< of the ranks of this node
   std::shared_ptr<Watchdog> watchdog_;
 };
 

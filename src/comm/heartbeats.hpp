@@ -30,6 +30,7 @@ class alignas(64) HeartbeatSlot {
   std::atomic<bool> writes_files;      ///< as the collective does in which the rank waits
   std::atomic<double> frozen_seconds;  ///< for which the rank has waited for the file system of the heartbeats
   std::atomic<bool> left;              ///< the rank has ended its heartbeats
+  std::atomic<bool> node_has_spoken;   ///< of the node's first slot alone: see Comm::speaks_first()
 
   Heartbeat heartbeat() const { return {beats, collectives, activity, step}; }
   /// For the rank itself. `collective`: the number of the collective that takes too long.

@@ -165,6 +165,10 @@ class File {
 
  private:
   enum class Mode { create, read, append };
+  /// What HDF5 takes to move values between memory and a slab of a dataset.
+  struct Transfer {
+    Handle data, list, space, memory;
+  };
   File(const std::string& path, Sharing sharing, ExitCode code, Mode mode);
 
   bool is_shared() const { return sharing_.comm != MPI_COMM_NULL; }
@@ -183,7 +187,8 @@ class File {
   Handle attribute(const std::string& object, const std::string& name, H5T_class_t type) const;
   Handle select(const Handle& dataset, const std::string& name, const Extent& start, const Extent& count) const;
   void require_type(const Handle& dataset, const std::string& name, hid_t disk_type) const;
-  Handle transfer(const Handle& dataset, const std::string& name, hid_t disk_type) const;
+  Transfer transfer(const std::string& name, hid_t disk_type, const Extent& start, const Extent& count, hsize_t values,
+                    const char* relation) const;
   void arrange_group(const Handle& list, const std::string& name) const;
   void make_groups(const std::string& name);
   void make_dataset(const std::string& name, hid_t type, const Extent& shape, std::uint64_t chunk_rows);

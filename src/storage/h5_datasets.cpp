@@ -168,28 +168,29 @@ void File::require_type(const Handle& data, const std::string& name, hid_t disk_
   }
 }
 
-/// The transfer list, after checking that the dataset's elements are of `disk_type`. Ranks move their slabs each for
-/// itself. Hints of the user are about ranks that write for others, which takes a collective transfer: its exchange
-/// costs more than it gains where slabs are contiguous.
-Handle File::transfer(const Handle& data, const std::string& name, hid_t disk_type) const {
-  require_type(data, name, disk_type);
-  Handle list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
+/// Throws unless the dataset's elements are of `disk_type` and the slab has as many as there are values; `relation`:
+/// of these to the slab. Ranks move their slabs each for itself. Hints of the user are about ranks that write for
+/// others, which takes a collective transfer: its exchange costs more than it gains where slabs are contiguous.
+File::Transfer File::transfer(const std::string& name, hid_t disk_type, const Extent& start, const Extent& count,
+                              hsize_t values, const char* relation) const {
+  Transfer t;
+  t.data = dataset(name);
+  require_type(t.data, name, disk_type);
+  t.list = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose, name, "transfer list");
   const H5FD_mpio_xfer_t mode = sharing_.hints.empty() ? H5FD_MPIO_INDEPENDENT : H5FD_MPIO_COLLECTIVE;
-  if (is_shared()) check(H5Pset_dxpl_mpio(list.get(), mode), name, "transfer list");
-  return list;
+  if (is_shared()) check(H5Pset_dxpl_mpio(t.list.get(), mode), name, "transfer list");
+  t.space = select(t.data, name, start, count);
+  if (values != elements(count)) fail(name, fmt::format("{} values {} slab {}", values, relation, text_of(count)));
+  t.memory = own(H5Screate_simple(1, &values, nullptr), H5Sclose, name, "cannot select");
+  return t;
 }
 
 template <class T>
 void File::write(const std::string& name, const Extent& start, const Extent& count, std::span<const T> values) {
   const Call call{watch()};
   const Type type = type_of<T>();
-  const Handle data = dataset(name);
-  const Handle list = transfer(data, name, type.disk);
-  const Handle space = select(data, name, start, count);
-  const hsize_t size = values.size();
-  if (size != elements(count)) fail(name, fmt::format("{} values given for slab {}", size, text_of(count)));
-  const Handle memory = own(H5Screate_simple(1, &size, nullptr), H5Sclose, name, "cannot select");
-  check(H5Dwrite(data.get(), type.memory, memory.get(), space.get(), list.get(), values.data()), name,
+  const Transfer t = transfer(name, type.disk, start, count, values.size(), "given for");
+  check(H5Dwrite(t.data.get(), type.memory, t.memory.get(), t.space.get(), t.list.get(), values.data()), name,
         "cannot be written");
 }
 
@@ -197,13 +198,9 @@ template <class T>
 void File::read(const std::string& name, const Extent& start, const Extent& count, std::span<T> values) const {
   const Call call{watch()};
   const Type type = type_of<T>();
-  const Handle data = dataset(name);
-  const Handle list = transfer(data, name, type.disk);
-  const Handle space = select(data, name, start, count);
-  const hsize_t size = values.size();
-  if (size != elements(count)) fail(name, fmt::format("{} values asked of slab {}", size, text_of(count)));
-  const Handle memory = own(H5Screate_simple(1, &size, nullptr), H5Sclose, name, "cannot select");
-  check(H5Dread(data.get(), type.memory, memory.get(), space.get(), list.get(), values.data()), name, "cannot be read");
+  const Transfer t = transfer(name, type.disk, start, count, values.size(), "asked of");
+  check(H5Dread(t.data.get(), type.memory, t.memory.get(), t.space.get(), t.list.get(), values.data()), name,
+        "cannot be read");
 }
 
 #define NANORUN_DATASETS_OF(T)                                                                        \

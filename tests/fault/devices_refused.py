@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 
 from harness import FaultTest, small_run
 
@@ -35,8 +34,7 @@ class Refused(FaultTest):
         self.check_refused(ranks, "nanorun: rank 2 on node ", ": Tesla T4 has compute capability 7.5; this build has ")
 
     def test_old_driver(self):
-        version = subprocess.run([small_run.PROGRAM, "--version", "--verbose"], check=True, capture_output=True, text=True)
-        major = re.search(r"^cuda +(\d+)", version.stdout, re.M)[1]
+        major = small_run.build_facts()["cuda"].split(".")[0]
         driver = {"12": "driver 525 or newer", "13": "driver 580 or newer"}[major]
         self.check_refused(["13000 2 90 NVIDIA H100", "11080 2 90 NVIDIA H100"], "nanorun: rank 1 on node ",
                            f": the driver supports CUDA 11.8, this nanorun needs {major}.0, {driver}")

@@ -5,12 +5,9 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 
 from harness import differing_windows, restarted_from, small_run, without_start
 from small_record89 import DECK, SMALL, Record89FaultTest
-
-import deadline
 
 COMMON = ("run.reproducible=true", "run.name=run", "run.log_every=1", "trace.enabled=false", "checkpoint.every=5",
           "checkpoint.keep=100", "model.vocabulary=257", "train.sequences=4", "data.end=wrap", "validation.every=5",
@@ -33,9 +30,8 @@ WIDE89 = (*WIDE, "model.coefficient_width=16", "validation.tokens=3072", "valida
 @functools.cache
 def gpu_count():
     """GPUs that the program finds, or None where it computes without."""
-    said = deadline.run([small_run.PROGRAM, "info"], 60, stdout=subprocess.PIPE, text=True).stdout
-    found = re.search(r"^gpus +(.*)$", said, re.MULTILINE)
-    return found and sum(int(number) for number in re.findall(r"(\d+) x ", said))
+    gpus = small_run.build_facts().get("gpus")
+    return gpus and sum(int(number) for number in re.findall(r"(\d+) x ", gpus))
 
 
 def tensors(file):

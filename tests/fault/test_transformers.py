@@ -86,7 +86,7 @@ class Transformers(FaultTest):
     def export(self, name):
         """Trains the deck made small; returns the checkpoint and the directory of the exported model."""
         (self.folder / "deck.toml").write_text((INPUTS / f"{name}.toml").read_text())
-        precision = "bf16" if re.search(r"^gpus ", self.command("info"), re.M) else "fp32"
+        precision = "bf16" if "gpus" in small_run.build_facts() else "fp32"
         self.train(None, *COMMON, *DECKS[name], *SIZES[precision], f"head.precision={precision}")
         checkpoint = self.checkpoint(STEPS)
         directory = self.folder / f"exported_{name}"

@@ -58,6 +58,13 @@ def write_data(folder, seed=0):
     assert job.returncode == 0, job.stdout
 
 
+def build_facts():
+    """What `nanorun info` says, by the first words of its lines; of several models of GPUs, the last."""
+    job = deadline.run([PROGRAM, "info"], 60, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert job.returncode == 0, job.stdout
+    return dict(line.split(maxsplit=1) for line in job.stdout.splitlines())
+
+
 class Loader(unittest.TestLoader):
     """Leaves out the tests that NANORUN_LEFT_OUT names, Class.test_name, separated by blanks."""
 

@@ -355,6 +355,10 @@ TEST(H5, WrongSlabsAndTypesAreRefused) {
   EXPECT_TRUE(contains(read("x", {~std::uint64_t{0}, 0}, {4, 4}), "asked of shape"));
   EXPECT_TRUE(contains(read("x", {0}, {16}), "asked of shape"));
   EXPECT_TRUE(contains(read("x", {0, 0}, {2, 4}), "16 values asked of slab [2, 4]"));
+  EXPECT_TRUE(contains(error_of([&] {
+                         file.write<float>("x", {0, 0}, {2, 4}, values);
+                       }),
+                       "16 values given for slab [2, 4]"));
   std::vector<double> doubles(16);
   EXPECT_TRUE(contains(error_of([&] { file.read<double>("x", {0, 0}, {4, 4}, doubles); }), "another type"));
 }
