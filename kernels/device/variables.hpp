@@ -8,7 +8,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
+
+#include "kernels/device/code_ranges.hpp"
 
 namespace nanorun::kernels {
 
@@ -33,8 +34,8 @@ inline DeviceVariables device_variables() {
   DeviceVariables found;
   if (const std::string_view text = text_of("NANORUN_TIER"); !text.empty()) {
     int capability = 0;
-    for (const auto& [name, value] : {std::pair("8.0", 80), {"8.9", 89}, {"9.0", 90}}) {
-      if (text == name) capability = value;
+    for (const int known : {80, 89, 90}) {
+      if (text == capability_text(known)) capability = known;
     }
     if (capability == 0) refuse("NANORUN_TIER", text, "8.0, 8.9 or 9.0");
     found.capability = capability;
