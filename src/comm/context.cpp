@@ -74,14 +74,18 @@ std::string driver_for(int major) {
 
 }  // namespace
 
+std::string cuda_version(int number) {
+  return number == 0 ? "none" : fmt::format("{}.{}", number / 1000, number % 1000 / 10);
+}
+
 RankDevice device_of_this_host() { return device_of(0, 0); }
 
 std::string driver_fault(const RankDevice& device) {
   const int major = device.runtime / 1000;
   // A driver supports all versions of CUDA that share its first number.
   if (device.driver == 0 || device.driver / 1000 >= major) return {};
-  return fmt::format("the driver supports CUDA {}.{}, this nanorun needs {}.0, {}", device.driver / 1000,
-                     device.driver % 1000 / 10, major, driver_for(major));
+  return fmt::format("the driver supports CUDA {}, this nanorun needs {}.0, {}", cuda_version(device.driver), major,
+                     driver_for(major));
 }
 
 std::string device_fault(const RankDevice& device) {
@@ -114,10 +118,10 @@ void require_usable_device(int rank, const RankDevice& device) {
 void require_kernels(int rank, const RankDevice& device, const std::string& fault) {
   if (fault.empty()) return;
   throw Error(ExitCode::usage,
-              fmt::format("rank {} on node {}: {} of compute capability {}, with a driver for CUDA {}.{}, does not run "
+              fmt::format("rank {} on node {}: {} of compute capability {}, with a driver for CUDA {}, does not run "
                           "this build's kernels for {}: {}",
                           rank, device.node, device.name, kernels::capability_text(device.capability),
-                          device.driver / 1000, device.driver % 1000 / 10, ops::kernels_of_build(), fault));
+                          cuda_version(device.driver), ops::kernels_of_build(), fault));
 }
 
 void require_own_devices(const std::vector<RankDevice>& devices) {

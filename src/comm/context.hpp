@@ -28,6 +28,9 @@ struct RankDevice {
   int runtime = 0;           ///< CUDA of this program, 1000 major + 10 minor; 0 where it computes without
 };
 
+/// A version of CUDA, 1000 major + 10 minor, as "13.0"; "none" of 0.
+std::string cuda_version(int number);
+
 /// The device that a single rank on this host would pick. Throws Error(internal) where the driver fails.
 RankDevice device_of_this_host();
 

@@ -24,12 +24,6 @@ namespace {
 
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-#if NANORUN_CUDA
-std::string cuda_version(int number) {
-  return number == 0 ? "none" : fmt::format("{}.{}", number / 1000, number % 1000 / 10);
-}
-#endif
-
 Facts program_facts() {
   const Build& b = build();
   Facts facts = {{"version", b.version},

@@ -6,7 +6,7 @@ from support import ROOT, ScalingTest, small_run, study_text
 
 import tool
 from study import StudyError
-from study.program import check_deck
+from study.program import dry_run
 from study.study_file import OWNED, claim_folder, read_study
 
 
@@ -144,7 +144,7 @@ class Study(ScalingTest):
             self.assertEqual((study.ranks[0], study.ranks[-1]), (1, 4096))
             tokens = set()
             for run in study.runs()[:len(study.ranks)]:
-                check_deck(small_run.PROGRAM, run, "--ranks", str(run.ranks))
+                self.assertEqual(dry_run(small_run.PROGRAM, run, "--ranks", str(run.ranks))[1], "")
                 values = dict(argument.split("=", 1) for argument in run.arguments[2:])
                 tokens.add(int(values["train.sequences"]) * int(values.get("train.length", 0)))
             self.assertEqual(len(tokens), 1)

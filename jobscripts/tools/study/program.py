@@ -36,10 +36,3 @@ def dry_run(program, run, *options, elsewhere=False):
         return dry.stdout, ""
     said = [line for line in dry.stderr.splitlines() if line.startswith("nanorun: ")]
     return dry.stdout, said[0] if said else f"{program} cannot read the deck: {dry.stderr.strip()}"
-
-
-def check_deck(program, run, *options):
-    """Lets the program judge the deck before any run starts. Throws StudyError."""
-    _, refusal = dry_run(program, run, *options)
-    if refusal:
-        raise StudyError(refusal)
