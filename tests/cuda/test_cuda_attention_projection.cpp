@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/attention/attention_projection.hpp"
+#include "tests/cuda/projection_shape.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"
@@ -12,28 +13,12 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::Source;
 using test::Tensor;
 using test::Tokens;
+using Shape = test::ProjectionShape;
 
 constexpr double eps = 1.0 / 128;
-
-/// How v' is formed: a fixed factor, interpolation with another tensor or with v itself, another tensor with factor 1,
-/// or a row of a table for each token.
-/// `as_is`: v itself, in place, without a factor.
-enum class Source { none, in_place, as_is, interpolated, itself, unit, table };
-
-struct Shape {
-  int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
-  bool paired = false, key_offset = false, bias = false;
-  int head_dim = 128;
-  int live_pairs = 0, still_from = 0;
-  bool norms = true;
-
-  template <class T>
-  Rotary<T> rotary(Mat<const float> cos, Mat<const float> sin) const {
-    return {heads, cos, sin, paired, key_offset, live_pairs, still_from, norms};
-  }
-};
 
 /// The last row has only the still dims of keys; every other row has all columns.
 void expect_still_dims_alone(Mat<const float> qkv, const Shape& s) {

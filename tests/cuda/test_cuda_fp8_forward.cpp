@@ -14,6 +14,7 @@
 
 #include "kernels/device/magnitude.hpp"
 #include "kernels/linear/fp8_linear.hpp"
+#include "tests/cuda/fp8_sums.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"
@@ -21,6 +22,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::sum_norm;
 using Activations = test::Tensor<bf16>;
 using Scale = Fp8Scale<float>;
 
@@ -156,14 +158,6 @@ class Mlp {
 
 /// Norm of the rounding to bf16 over many values.
 constexpr double bf16_norm = 1.8e-3;
-
-/// Bound on the relative error, in norm, of a sum of `inner` products in the tensor cores, which keep 13 bits after the
-/// leading one. Each addition of 32 products cuts off less than 2^-13 of the sum so far from 33 addends: from the sum
-/// half of that on average, always towards zero, and from products of both signs.
-double sum_norm(int inner) {
-  const double additions = inner / 32.0;
-  return additions * 0x1p-14 + std::sqrt(33 * additions) * 0x1p-13;
-}
 
 /// In norm within `tolerance`. No element is off by more than 0.05 of itself and 0.1 of the root mean square: several
 /// times what rounding does at most, so that one wrong element shows.

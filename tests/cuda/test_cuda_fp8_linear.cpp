@@ -9,6 +9,7 @@
 
 #include "kernels/linear/fp8_linear.hpp"
 #include "tests/cuda/blas_stream.hpp"
+#include "tests/cuda/fp8_sums.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/check.hpp"
 #include "tests/kernels/float_format.hpp"
@@ -16,6 +17,7 @@
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::sum_norm;
 using test::Tensor;
 
 float value_of(fp8 x, Fp8Format format) { return (format == Fp8Format::e4m3 ? test::e4m3 : test::e5m2).value(x.bits); }
@@ -77,13 +79,6 @@ Tensor<bf16> integers(int rows, int cols, unsigned seed, int largest) {
     values.push_back(static_cast<float>(std::round(x)));
   }
   return Tensor<bf16>::of(rows, cols, values);
-}
-
-/// Bound on the relative error, in norm, of a sum of `inner` products in the tensor cores, which keep 13 bits after the
-/// leading one. Each addition of 32 products cuts off less than 2^-13 of the sum so far from 33 addends.
-double sum_norm(int inner) {
-  const double additions = inner / 32.0;
-  return additions * 0x1p-14 + std::sqrt(33 * additions) * 0x1p-13;
 }
 
 /// Both passes of an MLP on both sides. All operands but h, d_z and what comes of them are integers.

@@ -2,51 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "kernels/lm_head/lm_head_softcap.hpp"
+#include "tests/cuda/softcap_options.hpp"
 #include "tests/cuda/tensor.hpp"
 #include "tests/kernels/float_format.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
+using test::further;
+using test::isru;
+using test::logit;
+using test::plain;
+using test::sure_logits;
+using test::uncapped;
+
 constexpr double scale = 64;
-constexpr LmHeadOptions plain{.softcap = 15};
-constexpr LmHeadOptions further{.softcap = 23,
-                                .kind = SoftcapKind::sigmoid,
-                                .softcap_shift = 5,
-                                .softcap_width = 7.5,
-                                .target_weights = {1, 0.5, 0.25},
-                                .targets = 3};
-
-constexpr LmHeadOptions isru{.softcap = 15, .kind = SoftcapKind::isru};
-constexpr LmHeadOptions uncapped{.kind = SoftcapKind::none};
-
-/// The logit of z as the precision has it.
-double logit(double z, const LmHeadOptions& o) {
-  const double exact = softcap(z, o);
-  if (o.precision != LmHeadPrecision::fp8 || o.kind != SoftcapKind::sigmoid) return exact;
-  return o.softcap * round_to_bf16(static_cast<float>(exact / o.softcap));
-}
-
-/// Whether the sigmoid of z is so far from the middle between two bf16 that all sigmoids as exact as fp32 round alike.
-bool rounds_surely(double z, const LmHeadOptions& o) {
-  const double share = softcap(z, o) / o.softcap, margin = 1e-5 * share;
-  return round_to_bf16(static_cast<float>(share - margin)) == round_to_bf16(static_cast<float>(share + margin));
-}
-
-/// Values of z, each of which rounds_surely() with `options`.
-test::Vector<float> sure_logits(std::size_t n, const LmHeadOptions& options) {
-  std::mt19937 generator(4);
-  test::Vector<float> z;
-  while (z.size() < n) {
-    const float value = round_to_bf16(static_cast<float>(generator()) * 0x1p-28f - 8);
-    if (rounds_surely(value, options)) z.push_back(value);
-  }
-  return z;
-}
 
 /// Logits of a few units, restored before each run.
 struct Problem {

@@ -6,15 +6,20 @@
 #include "kernels/linear/matmul.hpp"
 #include "kernels/optimizer/muon_symmetric_gemm.hpp"
 #include "tests/cuda/blas_stream.hpp"
+#include "tests/cuda/symmetric_matrices.hpp"
 #include "tests/cuda/tensor.hpp"
-#include "tests/support/fp16.hpp"
 
 namespace nanorun::kernels::cuda {
 namespace {
 
-struct Case {
-  int count, n, k;
-};
+using test::expect_near;
+using test::expect_symmetric;
+using test::host_values;
+using test::Matrices;
+using test::name_of;
+using test::random_matrices;
+using test::symmetric_matrices;
+using Case = test::SymmetricCase;
 
 /// Few tiles and more than SMs; fewer k-tiles than stages and more; many squares, but of few k-tiles or on the diagonal
 /// alone; the last three run cuBLASLt.
@@ -26,78 +31,6 @@ constexpr Case cases[] = {{1, 128, 64},   {3, 128, 128},   {11, 128, 192}, {1, 2
 /// and stages, and numbers that are no multiple of these.
 constexpr Case square_cases[] = {{44, 512, 256}, {43, 512, 320},  {22, 768, 768},
                                  {33, 768, 448}, {13, 1024, 576}, {5, 2048, 256}};
-
-std::string name_of(const Case& c) {
-  return std::to_string(c.count) + " of " + std::to_string(c.n) + "x" + std::to_string(c.k);
-}
-
-template <class T>
-T in(float x) {
-  if constexpr (std::is_same_v<T, fp16>) return test::to_fp16(x);
-  if constexpr (std::is_same_v<T, bf16>) return test::from_float<bf16>(x);
-}
-
-/// Matrices one after another, in float on the host and in T on the device; the values are exact in both.
-template <class T>
-struct Matrices {
-  test::Vector<float> host;
-  test::DeviceVector<T> device;
-  int n, k;
-
-  Matrices(test::Vector<float> values, int n, int k) : host(values), device(converted(host)), n(n), k(k) {}
-  Mat<const float> host_mat(int i) const { return {host.data() + static_cast<std::size_t>(i) * n * k, n, k}; }
-  Mat<const T> mat() const { return {device.data(), n, k}; }
-
- private:
-  static test::Vector<T> converted(test::Vector<float>& values) {
-    test::Vector<T> out;
-    for (float& value : values) {
-      out.push_back(in<T>(value));
-      value = test::to_float(out.back());
-    }
-    return out;
-  }
-};
-
-template <class T>
-Matrices<T> random_matrices(const Case& c, unsigned seed) {
-  return {test::Tensor<float>(c.count * c.n, c.k, seed).device_values(), c.n, c.k};
-}
-
-/// c.count symmetric matrices [c.n, c.n].
-template <class T>
-Matrices<T> symmetric_matrices(const Case& c, unsigned seed) {
-  const std::size_t n = c.n;
-  test::Vector<float> values = test::Tensor<float>(c.count * c.n, c.n, seed).device_values();
-  for (std::size_t first = 0; first < values.size(); first += n * n)
-    for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = 0; j < i; ++j) values[first + i * n + j] = values[first + j * n + i];
-  return {values, c.n, c.n};
-}
-
-/// Matrices [n, n] in float; NaN marks what was not written.
-template <class T>
-test::Vector<float> host_values(const test::DeviceVector<T>& out) {
-  test::Vector<float> values;
-  for (const T value : out.host()) values.push_back(test::to_float(value));
-  return values;
-}
-
-/// Within half a unit in the last place of T, 2^-9 or 2^-12 of the value, and the roundings of the sum.
-template <class T>
-void expect_near(const test::Vector<float>& got, const test::Vector<float>& expected, double absolute) {
-  constexpr double relative = std::is_same_v<T, fp16> ? 0x1p-11 : 0x1p-8;
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_LE(std::abs(got[i] - expected[i]), relative * std::abs(expected[i]) + absolute) << i;
-  }
-}
-
-void expect_symmetric(const test::Vector<float>& got, std::size_t n) {
-  for (std::size_t first = 0; first < got.size(); first += n * n)
-    for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = 0; j < i; ++j) ASSERT_EQ(got[first + i * n + j], got[first + j * n + i]) << i << ", " << j;
-}
 
 /// out is alpha s² x xᵀ + beta addend, and exactly symmetric. scales: s of each matrix; none: 1.
 template <class T>
