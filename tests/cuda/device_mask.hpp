@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention.hpp"
 #include "tests/support/cuda_memory.hpp"
+#include "tests/support/owned_mask.hpp"
 
 namespace nanorun::kernels::test {
 
@@ -13,6 +14,17 @@ inline std::vector<int> regular_documents(int length, int mean) {
   std::vector<int> begins;
   for (int t = 0, i = 0; t < length; ++i, t += mean / 4 + i * 7919 % (3 * mean / 2)) begins.push_back(t);
   return begins;
+}
+
+/// The mask of `tokens` tokens whose documents begin there, with `rows_of_token` rows each; `window` counts rows.
+inline OwnedMask documents_mask(int tokens, const std::vector<int>& begins, WindowKind kind, int window,
+                                int rows_of_token = 1) {
+  constexpr Token end_of_text = 50256;
+  Vector<Token> ids(static_cast<std::size_t>(rows_of_token) * tokens, 7);
+  for (const int t : begins) ids[rows_of_token * t] = end_of_text;
+  OwnedMask mask(rows_of_token * tokens);
+  mask.build(ids, end_of_text, kind, window);
+  return mask;
 }
 
 /// An attention mask in device memory.

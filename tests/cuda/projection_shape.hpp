@@ -10,6 +10,23 @@ namespace nanorun::kernels::test {
 /// `as_is`: v itself, in place, without a factor.
 enum class Source { none, in_place, as_is, interpolated, itself, unit, table };
 
+/// The value residual of such a source. `qkv` is what the projection writes.
+template <class T>
+ValueResidual<T> residual_of(Source source, const acc_t<T>* lambda, Mat<T> qkv, Mat<const T> u, const Token* tokens) {
+  const int width = qkv.cols / 3;
+  ValueResidual<T> residual{.lambda = source == Source::as_is ? nullptr : lambda,
+                            .interpolate = source == Source::interpolated || source == Source::itself,
+                            .unit_source = source == Source::unit};
+  residual.in_place = source == Source::in_place || source == Source::as_is;
+  if (source == Source::itself) {
+    residual.source = qkv.col_block(2 * width, width);
+  } else if (source != Source::none && !residual.in_place) {
+    residual.source = u;
+  }
+  if (source == Source::table) residual.index = tokens;
+  return residual;
+}
+
 struct ProjectionShape {
   int rows = 1, in = 64, heads = 1, pad = 0;  ///< rows of qkv lie `pad` elements further apart than they must
   bool paired = false, key_offset = false, bias = false;

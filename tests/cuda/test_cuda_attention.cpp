@@ -28,7 +28,6 @@ using test::to_float;
 
 constexpr int spare = 8;  // columns between the rows, which must stay as they are
 constexpr int everything = std::numeric_limits<int>::max();
-constexpr Token end_of_text = 50256;
 constexpr float scale = 0.12f;
 constexpr std::uint16_t poison = 0xFFFF;  // a NaN
 
@@ -62,13 +61,11 @@ struct Case {
   OwnedMask mask() const { return mask(all()); }
   /// Mask of these rows alone.
   OwnedMask mask(Rows rows) const {
-    test::Vector<Token> tokens(rows.count, 7);
+    std::vector<int> begins;
     for (const int t : document_begins) {
-      if (t >= rows.first && t < rows.first + rows.count) tokens[t - rows.first] = end_of_text;
+      if (t >= rows.first && t < rows.first + rows.count) begins.push_back(t - rows.first);
     }
-    OwnedMask mask(rows.count);
-    mask.build(tokens, end_of_text, kind, window);
-    return mask;
+    return test::documents_mask(rows.count, begins, kind, window);
   }
 };
 

@@ -30,7 +30,6 @@ using test::Tensor;
 
 constexpr int spare = 8;  // columns between the rows, which must stay as they are
 constexpr int everything = std::numeric_limits<int>::max();
-constexpr Token end_of_text = 50256;
 constexpr float scale = 0.12f;
 
 struct Case {
@@ -43,13 +42,7 @@ struct Case {
 
   int width() const { return heads * head_dim; }
   /// Over the 2 T rows.
-  OwnedMask mask() const {
-    test::Vector<Token> ids(2 * tokens, 7);
-    for (const int t : document_begins) ids[2 * t] = end_of_text;
-    OwnedMask mask(2 * tokens);
-    mask.build(ids, end_of_text, kind, window);
-    return mask;
-  }
+  OwnedMask mask() const { return test::documents_mask(tokens, document_begins, kind, window, 2); }
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }

@@ -45,25 +45,10 @@ void compare(const Shape& s, Source source) {
   auto v_out = Tensor<bf16>::poisoned(s.rows, width);
   auto rstd = Tensor<float>::poisoned(s.rows, 2 * s.heads);
 
-  const bool interpolates = source == Source::interpolated || source == Source::itself;
-  ValueResidual<float> host_residual{
-      .lambda = lambda.host().data, .interpolate = interpolates, .unit_source = source == Source::unit};
-  ValueResidual<bf16> device_residual{
-      .lambda = lambda.device().data, .interpolate = interpolates, .unit_source = source == Source::unit};
-  if (source == Source::itself) {
-    host_residual.source = qkv.host().col_block(2 * width, width);
-    device_residual.source = qkv.device().col_block(2 * width, width);
-  } else if (source == Source::in_place || source == Source::as_is) {
-    host_residual.in_place = device_residual.in_place = true;
-    if (source == Source::as_is) host_residual.lambda = device_residual.lambda = nullptr;
-  } else if (source != Source::none) {
-    host_residual.source = u.host();
-    device_residual.source = u.device();
-  }
-  if (source == Source::table) {
-    host_residual.index = tokens.host.data();
-    device_residual.index = tokens.device.data();
-  }
+  const auto host_residual =
+      test::residual_of<float>(source, lambda.host().data, qkv.host(), u.host(), tokens.host.data());
+  const auto device_residual =
+      test::residual_of<bf16>(source, lambda.device().data, qkv.device(), u.device(), tokens.device.data());
 
   Tensor<float> bias(1, 3 * width, 8);
   const Vec<const float> host_bias = s.bias ? Vec<const float>(bias.host_flat()) : Vec<const float>();

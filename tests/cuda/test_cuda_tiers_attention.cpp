@@ -48,14 +48,7 @@ struct AttentionCase {
 
   int width() const { return heads * head_dim; }
   int token_rows() const { return paired ? 2 : 1; }
-  OwnedMask mask() const {
-    constexpr Token end_of_text = 50256;
-    test::Vector<Token> ids(token_rows() * tokens, 7);
-    for (const int t : document_begins) ids[token_rows() * t] = end_of_text;
-    OwnedMask mask(token_rows() * tokens);
-    mask.build(ids, end_of_text, kind, window);
-    return mask;
-  }
+  OwnedMask mask() const { return test::documents_mask(tokens, document_begins, kind, window, token_rows()); }
 };
 
 /// By head, in norm. A tier is within 4e-3 of the portable one: it rounds p or d_s, the operand of a product, and the
@@ -172,23 +165,6 @@ TEST(CudaTiersAttention, ShapesOfRecords) {
 
 using ProjectionShape = test::ProjectionShape;
 
-/// The value residual on the device. `qkv` is what the projection writes.
-ValueResidual<bf16> residual_of(Source source, const float* lambda, Mat<bf16> qkv, Mat<const bf16> u,
-                                const Token* tokens) {
-  const int width = qkv.cols / 3;
-  ValueResidual<bf16> residual{.lambda = source == Source::as_is ? nullptr : lambda,
-                               .interpolate = source == Source::interpolated || source == Source::itself,
-                               .unit_source = source == Source::unit};
-  residual.in_place = source == Source::in_place || source == Source::as_is;
-  if (source == Source::itself) {
-    residual.source = qkv.col_block(2 * width, width);
-  } else if (source != Source::none && !residual.in_place) {
-    residual.source = u;
-  }
-  if (source == Source::table) residual.index = tokens;
-  return residual;
-}
-
 void compare_projection(const ProjectionShape& s, Source source) {
   SCOPED_TRACE(std::to_string(s.rows) + " x " + std::to_string(s.in) + ", " + std::to_string(s.heads) + " heads of " +
                std::to_string(s.head_dim) + ", source " + std::to_string(static_cast<int>(source)));
@@ -209,10 +185,11 @@ void compare_projection(const ProjectionShape& s, Source source) {
     const Mat<bf16> mixed =
         in_place ? to.row_block(0, s.rows).col_block(2 * width, width) : static_cast<Mat<bf16>>(of(v_out).device());
     of(forward)({}, to, mixed, of(rstd).device(), x.device(), w.device(), s.rotary<bf16>(cos.device(), sin.device()),
-                residual_of(source, lambda.device().data, to, u.device(), tokens.device.data()), 1.0 / 128, bias);
+                test::residual_of<bf16>(source, lambda.device().data, to, u.device(), tokens.device.data()), 1.0 / 128,
+                bias);
   });
-  expect_near("qkv", qkv, 2e-3, test::two_roundings,
-              s.rows);  // with a key offset the last row has still dims of keys alone
+  // With a key offset the last row has still dims of keys alone.
+  expect_near("qkv", qkv, 2e-3, test::two_roundings, s.rows);
   if (!in_place) expect_near("v_out", v_out, 2e-3);
   expect_near("rstd", rstd, 0, 2e-4, s.norms ? test::all_rows : 0);
 }
