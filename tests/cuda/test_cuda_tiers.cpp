@@ -38,7 +38,6 @@ using test::poisoned_tensors;
 using test::Tensor;
 using test::Tokens;
 using test::with_both;
-using test::with_both_through_ops;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Squared-relu layer
@@ -196,7 +195,7 @@ void compare_symmetric(const char* name, const SymmetricCase& c, const Run& run)
   const std::size_t size = static_cast<std::size_t>(c.count) * c.n * c.n;
   ASSERT_TRUE(computes_triangle(c.n, c.k));
   const BothVectors<T> out{DeviceVector<T>(size), DeviceVector<T>(size)};  // begins as NaN
-  with_both_through_ops([&](auto of) { run(Mat<T>(of(out).data(), c.n, c.n)); });
+  with_both([&](auto of) { run(Mat<T>(of(out).data(), c.n, c.n)); });
   const test::Vector<float> hopper = test::host_values(out.hopper), ampere = test::host_values(out.ampere);
   expect_near<T>(ampere, hopper, 2 * 1e-5 * c.k, 2 * test::rounding_to<T>);
   test::expect_symmetric(ampere, c.n);
@@ -294,7 +293,7 @@ void compare_embedding(const test::Vector<Index>& rows, int vocabulary, int cols
   const DeviceVector<std::int32_t> device_order(order);
   const DeviceVector<std::byte> scratch(embedding_backward_workspace<bf16>(count, cols));
   BothTensors<float> d_table{Tensor<float>(vocabulary, cols, 4), Tensor<float>(vocabulary, cols, 4)};
-  with_both_through_ops([&](auto of) {
+  with_both([&](auto of) {
     test::cuda_check(cudaMemset(scratch.data(), 0xFF, scratch.size()));
     embedding_backward<bf16>({}, of(d_table).device(), Vec<const Index>(device_rows.data(), rows.size()),
                              {device_order.data(), order.size()}, d_out.device(), {scratch.data(), scratch.size()});

@@ -62,14 +62,8 @@ struct OfTier {
   }
 };
 
-/// Calls run(OfTier) for each tier, and waits for the device.
-template <class Run>
-void with_both(const Run& run) {
-  for (const cuda::Tier tier : {cuda::Tier::hopper, cuda::Tier::ampere}) run(OfTier{tier});
-  cuda_check(cudaDeviceSynchronize());
-}
-
-/// While it lives, ops take the bodies for other GPUs.
+/// While it lives, ops take the bodies for other GPUs, and kernels start when the one before has ended: those for other
+/// GPUs do not wait for it themselves, see launch.cuh.
 class OtherTier {
  public:
   OtherTier() {
@@ -93,12 +87,13 @@ class OtherTier {
     cuda_check(cudaGetDevice(&device));
     cuda::take_tier_of(device);
   }
-  std::optional<Variable> variable_{std::in_place, "NANORUN_TIER", "8.0"};
+  std::optional<Variable> variable_{std::in_place, "NANORUN_TIER", "8.9"};
 };
 
-/// The same where run() calls ops, which choose the body themselves. For bodies whose arguments nvcc alone can read.
+/// Calls run(OfTier) for each tier, and waits for the device. run() calls a tier's body, or an op, which chooses it: this
+/// serves bodies whose arguments nvcc alone can read.
 template <class Run>
-void with_both_through_ops(const Run& run) {
+void with_both(const Run& run) {
   run(OfTier{cuda::Tier::hopper});
   cuda_check(cudaDeviceSynchronize());
   const OtherTier other;
