@@ -90,8 +90,8 @@ class OtherTier {
   std::optional<Variable> variable_{std::in_place, "NANORUN_TIER", "8.9"};
 };
 
-/// Calls run(OfTier) for each tier, and waits for the device. run() calls a tier's body, or an op, which chooses it: this
-/// serves bodies whose arguments nvcc alone can read.
+/// Calls run(OfTier) for each tier, and waits for the device. run() calls a tier's body, or an op, which chooses it:
+/// this serves bodies whose arguments nvcc alone can read.
 template <class Run>
 void with_both(const Run& run) {
   run(OfTier{cuda::Tier::hopper});
