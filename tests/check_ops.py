@@ -2,7 +2,9 @@
 """Checks that ops are declared once, for all implementations. Usage: check_ops.py SOURCE_DIR; exit 1 names each breach.
 
 The headers that kernels/ops.hpp includes declare functions of an implementation in NANORUN_DECLARE_OPS alone; see
-kernels/device/op.hpp. Functions that one implementation has and the others do not stand in headers of their own.
+kernels/device/op.hpp. Functions that one implementation has and the others do not stand in headers of their own. A
+function with a body for each tier of GPUs is compared in tests/cuda/test_cuda_tiers*.cpp: by name, or where its header
+is for nvcc alone, through the op whose header the test includes.
 """
 
 import re
@@ -53,6 +55,26 @@ def functions_of(text, names):
                 yield match.end() + function.start(), function.group(1)
 
 
+def bodies(root):
+    """Header and name of each function that has a body for each tier."""
+    for header in sorted((root / "kernels").rglob("*.*")):
+        if header.suffix not in (".hpp", ".cuh"):
+            continue
+        text = re.sub(r"//[^\n]*", "", header.read_text())
+        for declared in re.findall(r"^NANORUN_DECLARE_(?:TIERED(?:_OPS)?|BODIES)\(\{(.*?)\n\}\)", text, re.M | re.S):
+            for name in sorted(set(re.findall(r"\b(\w+)\s*\(", declared))):
+                yield header.relative_to(root), name
+
+
+def not_compared(root):
+    tests = "".join(path.read_text() for path in sorted((root / "tests/cuda").glob("test_cuda_tiers*.cpp")))
+    for header, name in bodies(root):
+        by_name = header.suffix == ".hpp"
+        wanted = rf"\bhopper::{name}\b" if by_name else re.escape(f'#include "{header.with_suffix(".hpp")}"')
+        if not re.search(wanted, tests):
+            yield f"{header}: no tests/cuda/test_cuda_tiers*.cpp compares the bodies of {name}()"
+
+
 def breaches(root):
     names = implementations(root)
     if len(names) < 2:
@@ -62,6 +84,7 @@ def breaches(root):
         text = code_of((root / header).read_text())
         for at, function in functions_of(text, names):
             yield f"{header}:{text.count(chr(10), 0, at) + 1}: {function}() is declared for one implementation alone"
+    yield from not_compared(root)
 
 
 def main():

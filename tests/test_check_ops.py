@@ -73,10 +73,27 @@ class CheckOps(unittest.TestCase):
         (self.root / "kernels/device/op.hpp").write_text("#define NANORUN_DECLARE_OPS(...)\n")
         self.assertEqual(len(self.breaches(DECLARED)), 1)
 
+    def test_bodies_that_no_test_compares_are_a_breach(self):
+        for suffix, macro in ((".hpp", "TIERED_OPS"), (".hpp", "BODIES"), (".cuh", "TIERED")):
+            header = self.root / f"kernels/stream/thrice{suffix}"
+            header.write_text(f"NANORUN_DECLARE_{macro}({{\n  void thrice(Stream stream, int n);\n}})\n")
+            test = self.root / "tests/cuda/test_cuda_tiers_of_streams.cpp"
+            test.parent.mkdir(parents=True, exist_ok=True)
+            compares = "hopper::thrice, ampere::thrice" if suffix == ".hpp" else '#include "kernels/stream/thrice.hpp"'
+            with self.subTest(suffix=suffix, macro=macro):
+                test.write_text(compares.replace("thrice", "twice"))
+                self.assertEqual(self.breaches(DECLARED), [f"kernels/stream/thrice{suffix}: no tests/cuda/"
+                                                           "test_cuda_tiers*.cpp compares the bodies of thrice()"])
+                test.write_text(compares)
+                self.assertEqual(self.breaches(DECLARED), [])
+            header.unlink()
+
     def test_the_headers_of_the_program_are_in_order(self):
         self.assertEqual(list(check_ops.breaches(ROOT)), [])
         self.assertIn("kernels/stream/mix.hpp", check_ops.op_headers(ROOT))
         self.assertEqual(check_ops.implementations(ROOT)[:2], ["portable", "cuda"])
+        names = {name for _, name in check_ops.bodies(ROOT)}
+        self.assertLessEqual({"attention_backward", "linear_relu2_forward", "compute_triangle", "sum_chunks"}, names)
 
 
 if __name__ == "__main__":
