@@ -50,6 +50,8 @@ enum class TransportChoice { automatic, peers, nccl };
 enum class TraceRanks { automatic, all, quantiles };
 /// Format of weights and moments that an optimizer keeps.
 enum class StateFormat { fp32, bf16 };
+/// Those of the tensors of a [[group]]: as [optimizer] says, or its own.
+enum class GroupFormat { automatic, fp32, bf16 };
 /// The rule of the tensors of a [[group]]: as [optimizer] says, or Muon.
 enum class GroupRule { automatic, muon };
 
@@ -160,7 +162,7 @@ struct GroupConfig {
   double lr = 0;
   double beta1 = 0.8, beta2 = 0.95;
   double decay = 0;
-  StateFormat master = StateFormat::fp32, moments = StateFormat::fp32;
+  GroupFormat master = GroupFormat::automatic, moments = GroupFormat::automatic;
   GroupRule rule = GroupRule::automatic;
   int period = 0;
   int period_from = 0;

@@ -51,7 +51,7 @@ void check_unread(Rules& rules) {
       {"model.gate_columns", gates, gate_names},
       {"optimizer.orthogonalisation_maps", muon, muon_names},
       {"optimizer.orthogonalisation_steps", muon, muon_names},
-      {"optimizer.muon_moments", muon_on_matrices, "optimizer.matrix_rule = \"muon\""},
+      {"optimizer.muon_moments", muon, muon_names},
       {"optimizer.outer_lr", outer, "optimizer.outer_every"},
       {"optimizer.outer_momentum", outer, "optimizer.outer_every"},
   };

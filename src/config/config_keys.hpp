@@ -116,6 +116,10 @@ template <>
 inline constexpr auto names_of<StateFormat> = std::to_array<Named<StateFormat>>({{"fp32", StateFormat::fp32},
                                                                                  {"bf16", StateFormat::bf16}});
 template <>
+inline constexpr auto names_of<GroupFormat> = std::to_array<Named<GroupFormat>>({{"auto", GroupFormat::automatic},
+                                                                                 {"fp32", GroupFormat::fp32},
+                                                                                 {"bf16", GroupFormat::bf16}});
+template <>
 inline constexpr auto names_of<GroupRule> = std::to_array<Named<GroupRule>>({{"auto", GroupRule::automatic},
                                                                              {"muon", GroupRule::muon}});
 template <>
@@ -128,7 +132,7 @@ using Field = std::variant<bool*, int*, std::int64_t*, double*, std::string*, st
                            LmHeadChoice*, EndOfData*, ChangedData*, Recompute*, OnFailure*, TransportChoice*,
                            TraceRanks*, kernels::WireFormat*, kernels::SoftcapKind*, Residual*, Packing*, LossSum*,
                            Orthogonalisation*, MlpPrecision*, StateFormat*, MatrixRule*, DecayKind*, CooldownShape*,
-                           GroupRule*, Fp8Forward*, Fp8Gradient*, Fp8Scales*, Fp8WeightScales*>;
+                           GroupFormat*, GroupRule*, Fp8Forward*, Fp8Gradient*, Fp8Scales*, Fp8WeightScales*>;
 
 /// What a key accepts beyond its type. Lists are checked element by element.
 struct Check {

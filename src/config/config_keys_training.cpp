@@ -259,11 +259,11 @@ std::vector<Key> group_keys() {
        "Adam: weight decay, w -= lr^2 decay w where the update has the sign of w, or w -= lr decay w "
        "(optimizer.decay_kind)"},
       {NANORUN_ROW_KEY(group, master), trains, any(),
-       "Adam: as optimizer.adam_master; a tied embedding has the LM head's; Muon's masters are fp32, except for "
-       "learned "
-       "scalars"},
+       "Adam: format of the weights that it updates; auto: optimizer.adam_master; a tied embedding has the LM head's; "
+       "Muon's masters are fp32, except for learned scalars"},
       {NANORUN_ROW_KEY(group, moments), trains, any(),
-       "as optimizer.adam_moments and optimizer.muon_moments; a tied embedding has the LM head's"},
+       "format of the moments; auto: optimizer.adam_moments, or where Muon updates the tensors optimizer.muon_moments; "
+       "a tied embedding has the LM head's"},
       {NANORUN_ROW_KEY(group, rule), trains, any(),
        "rule that updates the tensors: auto, Adam or for matrices of the blocks optimizer.matrix_rule; or muon, also "
        "for gates and other learned scalars of several rows and columns, but not for vectors and single numbers"},

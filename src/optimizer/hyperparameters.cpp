@@ -185,6 +185,16 @@ bool takes_master_format(const Config& config, Group group) {
   return traits_of(rule_of(config, group)).takes_master_format || group == Group::scalar_matrix;
 }
 
+namespace {
+
+/// A format of [optimizer], unless the group has its own.
+void set_format(StateFormat& format, GroupFormat of_group) {
+  if (of_group == GroupFormat::automatic) return;
+  format = of_group == GroupFormat::bf16 ? StateFormat::bf16 : StateFormat::fp32;
+}
+
+}  // namespace
+
 Hyperparameters hyperparameters(const Config& config, const Parameter& parameter) {
   const OptimizerConfig& o = config.optimizer;
   const Rule rule = rule_of(config, parameter.group);
@@ -200,8 +210,8 @@ Hyperparameters hyperparameters(const Config& config, const Parameter& parameter
   const bool tied = config.model.tied_head && config.train.untie_step >= 0 && parameter.name == "embedding";
   const GroupConfig* const formats = group_of(config, tied ? "head" : parameter.name);
   if (formats != nullptr) {
-    hyper.master = formats->master;
-    hyper.moments = formats->moments;
+    set_format(hyper.master, formats->master);
+    set_format(hyper.moments, formats->moments);
   }
   if (!takes_master_format(config, parameter.group)) hyper.master = StateFormat::fp32;
   return hyper;
@@ -248,7 +258,7 @@ void warn_of_adams_keys(std::vector<std::string>& warnings, const Config& config
     warn_of_key(warnings, config, table, i, key, fmt::format("{}", group.*value), of_muon, by_muon);
   }
   const auto in_fp32 = [&](const Parameter& p) { return !takes_master_format(config, p.group); };
-  if (group.master != defaults.master)
+  if (group.master == GroupFormat::bf16)
     warn_of_key(warnings, config, table, i, "master", "\"bf16\"", "in fp32", in_fp32);
 }
 

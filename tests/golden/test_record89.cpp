@@ -211,9 +211,9 @@ struct Switch {
 void without_mudd(Config& config) { config.model.mudd = false; }
 
 /// In the groups whose first pattern is one of these.
-void keep_in_bf16(Config& config, StateFormat GroupConfig::*format, const std::set<std::string>& first_patterns) {
+void keep_in_bf16(Config& config, GroupFormat GroupConfig::*format, const std::set<std::string>& first_patterns) {
   for (GroupConfig& group : config.group) {
-    if (first_patterns.contains(group.tensors[0])) group.*format = StateFormat::bf16;
+    if (first_patterns.contains(group.tensors[0])) group.*format = GroupFormat::bf16;
   }
 }
 

@@ -71,7 +71,7 @@ TEST(Checkpoint, GatesInBf16LeaveOtherTensorsAsTheyAre) {
   config.optimizer.normuon_beta = 0.95;
   config.group = {{.tensors = {"block.*.attention_gate"}}};
   config.group[0].rule = GroupRule::muon;
-  config.group[0].master = config.group[0].moments = StateFormat::bf16;
+  config.group[0].master = config.group[0].moments = GroupFormat::bf16;
   Training run(test_comm(), 7, config);  // fills the slabs and rounds what the deck has in bf16
   for (const Slab<float>& slab : run.optimizer.slabs()) {
     const bool rounded = contains(slab.dataset, "attention_gate");

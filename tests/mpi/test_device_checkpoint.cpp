@@ -46,8 +46,8 @@ Config config_in_bf16() {
   config.optimizer.normuon_beta = 0.9;
   config.optimizer.slow_momentum = 0.98;
   config.optimizer.adam_period = 2;
-  config.group = {{{"embedding"}, 0.1, 0.8, 0.95, 0, StateFormat::fp32, StateFormat::bf16},
-                  {{"value_embedding.*"}, 0.1, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::fp32}};
+  config.group = {{{"embedding"}, 0.1, 0.8, 0.95, 0, GroupFormat::fp32, GroupFormat::bf16},
+                  {{"value_embedding.*"}, 0.1, 0.8, 0.95, 0, GroupFormat::bf16, GroupFormat::fp32}};
   config.optimizer.outer_every = 2;
   config.average = {{{"*"}, 1, 1, 0.5, 1}};
   return config;
@@ -154,7 +154,7 @@ TEST(DeviceCheckpoint, TheOptimizerKeepsItInBf16WhereItIsAskedTo) {
 TEST(DeviceCheckpoint, StateInBf16TakesLessMemoryOnDevices) {
   Config wide = config_in_bf16();
   wide.optimizer.adam_master = wide.optimizer.adam_moments = wide.optimizer.muon_moments = StateFormat::fp32;
-  for (GroupConfig& group : wide.group) group.master = group.moments = StateFormat::fp32;
+  for (GroupConfig& group : wide.group) group.master = group.moments = GroupFormat::fp32;
   const ParameterTable table(wide.model);
   const auto size = [&](const char* name) { return table.find(name).size(); };
   std::size_t saved = 8 * size("head") + 4 * size("embedding") + 4 * size("value_embedding.0");

@@ -122,7 +122,7 @@ TEST(ConfigRows, ErrorsNamePlaceAndRow) {
       "d.toml:2: group.0.tensors: got [ 'block 1' ], allowed: list of strings, each not empty, of letters, digits, "
       "'.', '_' and *");
   EXPECT_EQ(deck_error("[[group]]\ntensors = [\"head\"]\nmaster = \"fp16\"\n"),
-            "d.toml:3: group.0.master: got 'fp16', allowed: one of \"fp32\" \"bf16\"");
+            "d.toml:3: group.0.master: got 'fp16', allowed: one of \"auto\" \"fp32\" \"bf16\"");
   EXPECT_EQ(deck_error("[optimizer]\nadam_moments = 16\n"),
             "d.toml:2: optimizer.adam_moments: got 16, allowed: one of \"fp32\" \"bf16\"");
 }

@@ -76,7 +76,7 @@ TEST(Hyperparameters, GroupsThatNameNothingAreTold) {
 TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   Config config = tiny_config();
   config.optimizer.adam_moments = StateFormat::bf16;
-  config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::fp32}};
+  config.group = {{{"embedding", "block.*.mlp_in"}, 0.1, 0.5, 0.6, 0.7, GroupFormat::bf16, GroupFormat::fp32}};
   const ParameterTable table(config.model);
   const auto formats = [&](const char* name) {
     const Hyperparameters hyper = hyperparameters(config, table.find(name));
@@ -97,6 +97,14 @@ TEST(Hyperparameters, FormatsAreThoseOfTheRuleOrTheGroup) {
   EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "as the head";
   config.train.untie_step = -1;
   EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+  config.group[0].master = config.group[0].moments = GroupFormat::automatic;
+  EXPECT_EQ(formats("embedding"), std::pair(fp32, bf16)) << "Adam's";
+  EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, bf16)) << "Muon's";
+  EXPECT_TRUE(group_warnings(config, table).empty());
+  config.optimizer.adam_master = bf16;
+  config.optimizer.adam_moments = config.optimizer.muon_moments = fp32;
+  EXPECT_EQ(formats("embedding"), std::pair(bf16, fp32));
+  EXPECT_EQ(formats("block.1.mlp_in"), std::pair(fp32, fp32));
 }
 
 Config gated_config() {
@@ -105,7 +113,7 @@ Config gated_config() {
   config.model.value_path = ValuePath::none;
   config.model.gated_layers = {1, 2};
   config.model.smear = true;
-  config.group = {{{"block.*.attention_gate"}, 0.1, 0.5, 0.6, 0.7, StateFormat::bf16, StateFormat::bf16}};
+  config.group = {{{"block.*.attention_gate"}, 0.1, 0.5, 0.6, 0.7, GroupFormat::bf16, GroupFormat::bf16}};
   config.group[0].rule = GroupRule::muon;
   return config;
 }

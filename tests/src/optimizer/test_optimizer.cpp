@@ -280,8 +280,8 @@ TEST(Optimizer, RoundsWeightsAtTheStartAndAfterEachUpdate) {
   Config config = small_config();
   config.model.tied_head = true;
   config.train.untie_step = 1;
-  config.group = {{{"head", "value_embedding.1"}, 0.01, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::bf16},
-                  {{"block.3.*"}, 0.01, 0.8, 0.95, 0, StateFormat::bf16, StateFormat::bf16}};
+  config.group = {{{"head", "value_embedding.1"}, 0.01, 0.8, 0.95, 0, GroupFormat::bf16, GroupFormat::bf16},
+                  {{"block.3.*"}, 0.01, 0.8, 0.95, 0, GroupFormat::bf16, GroupFormat::bf16}};
   Fixture f(config);
   const std::set<std::string> start = in_bf16(f);
   EXPECT_TRUE(start.contains("head") && start.contains("value_embedding.1") && start.contains("embedding"));
