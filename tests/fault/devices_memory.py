@@ -75,6 +75,9 @@ class Memory(FaultTest):
     def test_gpt2_800m(self):
         self.compare("gpt2/800m")
 
+    def test_gpt2_1536x24(self):
+        self.compare("gpt2/1536x24")
+
     def test_gpt2_1558m(self):
         self.compare("gpt2/1558m")
 
