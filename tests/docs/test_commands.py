@@ -4,9 +4,11 @@ Usage: test_commands.py PROGRAM MPIRUN.
 
 import re
 import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 
-from commands import OTHER_CODE, check_block, check_command, check_of, small_run
+from commands import OTHER_CODE, check_block, check_command, check_of, joined, run, small_run, words_of
 from pages import PAGES, ROOT, blocks
 
 RUN = ROOT / "docs" / "tutorial.md"  # whose blocks test_tutorial.py runs
@@ -24,6 +26,27 @@ class Commands(unittest.TestCase):
                 with self.subTest(page=page.name, line=lines[0]):
                     check_block(page.name, lines)
         self.assertGreaterEqual(count, 18)
+
+    def test_blocks_make_the_shards_that_they_train_on(self):
+        """In a directory without any other file."""
+        count = 0
+        for page in PAGES:
+            for _, text in blocks(page.read_text()) if page != RUN else ():
+                if not re.search(r"^\S*nanorun shard .*\n\S*nanorun train ", text, re.MULTILINE):
+                    continue
+                *commands, training = [words_of(command) for command in joined(text.splitlines()) if command]
+                count += 1
+                with self.subTest(page=page.name), tempfile.TemporaryDirectory(prefix="nanorun-docs-") as folder:
+                    self.check_shards(commands, training, Path(folder))
+        self.assertGreaterEqual(count, 4)
+
+    def check_shards(self, commands, training, folder):
+        """The commands in front of a training make what it reads."""
+        for program, *words in commands:
+            job = run(small_run.PROGRAM if program.endswith("nanorun") else program, *words, folder=folder)
+            self.assertEqual(job.returncode, 0, job.stderr)
+        files = [word.partition("=")[2] for word in training if re.match(r"data\.(train|validation)=", word)]
+        self.assertEqual([(folder / name).is_file() for name in files], 2 * [True], files)
 
     def test_all_indented_lines_are_in_blocks(self):
         for page in PAGES:
