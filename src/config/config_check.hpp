@@ -48,7 +48,7 @@ void check_layers(Rules& rules);
 void check_fp8(Rules& rules);
 /// Rules on stages, and on the keys of the schedule that depend on them.
 void check_stages(Rules& rules);
-/// Rules on keys of [model] and [optimizer] that nothing reads where another key is off.
+/// Rules on keys that nothing reads where another key is off.
 void check_unread(Rules& rules);
 /// The passes that are computed: forward alone where a model is only used, both where it is trained.
 enum class Passes { forward, both };

@@ -67,6 +67,14 @@ def small(deck):
     return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 80 + 40 * len(deck["stage"])}
 
 
+def defaults_where_off(deck, off):
+    """Keys of the deck's [model] that nothing reads without these mechanisms, with their defaults."""
+    keys = {"composed_layers": {"composition_window": 112}, "value_path": {"init_value_embedding": 1},
+            "mudd": {"coefficient_width": 64, "mudd_scale": 0.1, "mudd_value_scale": 1, "mudd_backout": 0.5}}
+    return {f"model.{key}": value for name, of in keys.items() if name in off
+            for key, value in of.items() if key in deck["model"]}
+
+
 class ExportedDecks(FaultTest):
     def command(self, *arguments):
         job = Job(self.folder, None, arguments)
@@ -87,7 +95,8 @@ class ExportedDecks(FaultTest):
         text = (INPUTS / f"{name}.toml").read_text()
         (self.folder / "deck.toml").write_text(text)
         deck = tomllib.loads(text)
-        keys = small(deck) | {f"model.{key}": value for key, value in model.items()}
+        off = {key for key, value in model.items() if value in (False, [], "none")}
+        keys = small(deck) | defaults_where_off(deck, off) | {f"model.{key}": value for key, value in model.items()}
         if not model.get("tied_head", True):
             keys["train.untie_step"] = 0
         self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()), *further)

@@ -112,7 +112,6 @@ TEST(CheckConfig, RefusesTracesOfStepsThatNeverRun) {
 
 TEST(CheckConfig, IgnoresKeysThatAreNotUsed) {
   for (const std::vector<std::string>& overrides : {std::vector<std::string>{"window.kind=token", "window.quantum=64"},
-                                                    {"model.value_path=none", "model.value_embeddings=7"},
                                                     {"trace.enabled=false", "trace.json_steps=[10000000]"},
                                                     {"validation.tokens=0", "data.validation=[]"}}) {
     std::vector<std::string> all = {"data.train=[\"t.h5\"]", "data.validation=[\"v.h5\"]"};
