@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "src/base/text.hpp"
 #include "src/config/config_check.hpp"
@@ -20,11 +21,28 @@ struct Reader {
   const char* name;
 };
 
-/// Refuses the key of each reader that is not there. A key with its default value counts as not given.
+bool is_override(const Config& config, const std::string& key) {
+  return where_set(config, {key}).starts_with("override ");
+}
+
+/// Whether an override sets one of the keys that `name` has.
+bool names_override(const Config& config, std::string_view name) {
+  constexpr std::string_view of_keys = "abcdefghijklmnopqrstuvwxyz0123456789_.";
+  while (!name.empty()) {
+    const std::size_t size = std::min(name.find_first_not_of(of_keys), name.size());
+    if (is_override(config, std::string(name.substr(0, size)))) return true;
+    name.remove_prefix(std::min(size + 1, name.size()));
+  }
+  return false;
+}
+
+/// Refuses the key of each reader that is not there. A key with its default value counts as not given. A deck keeps the
+/// keys of a mechanism that an override switches off.
 void require_readers(Rules& rules, std::initializer_list<Reader> readers) {
   Config given = rules.config, defaults;
   for (const Reader& reader : readers) {
     if (reader.is_there) continue;
+    if (names_override(given, reader.name) && !is_override(given, reader.key)) continue;
     const Key& key = *std::ranges::find(key_table(), reader.key, [](const Key& one) { return one.path(); });
     const std::string value = value_text(key.field(given));
     rules.require(value == value_text(key.field(defaults)), {reader.key}, "{} = {} needs {}", reader.key,

@@ -252,6 +252,17 @@ TEST(CheckUnread, TheExtensionHasTheFinalRates) {
   }
 }
 
+TEST(CheckUnread, ADeckKeepsTheKeysOfWhatAnOverrideSwitchesOff) {
+  const std::string deck =
+      data + "[optimizer]\nmatrix_rule = \"muon\"\nnormuon_beta = 0.9\nouter_every = 28\nouter_lr = 0.68\n";
+  EXPECT_EQ(rule({"optimizer.outer_every=0"}, deck), "");
+  EXPECT_EQ(rule({"optimizer.matrix_rule=adam"}, deck), "");
+  EXPECT_EQ(rule({"optimizer.outer_every=0", "optimizer.outer_lr=0.6"}, deck),
+            "override optimizer.outer_lr=0.6: optimizer.outer_lr = 0.6 needs optimizer.outer_every");
+  EXPECT_EQ(rule({"optimizer.normuon_beta=0.5"}, data + "[optimizer]\nouter_lr = 0.68\n"),
+            "d.toml:5: optimizer.outer_lr = 0.68 needs optimizer.outer_every");
+}
+
 /// They choose among mechanisms, whose own keys a deck may keep.
 TEST(CheckUnread, WhatAnOverrideSwitchesOffIsTaken) {
   for (const Strings& overrides :
