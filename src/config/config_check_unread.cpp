@@ -25,15 +25,28 @@ bool is_override(const Config& config, const std::string& key) {
   return where_set(config, {key}).starts_with("override ");
 }
 
-/// Whether an override sets one of the keys that `name` has.
-bool names_override(const Config& config, std::string_view name) {
+bool has_word(std::string_view text, std::string_view word) {
   constexpr std::string_view of_keys = "abcdefghijklmnopqrstuvwxyz0123456789_.";
-  while (!name.empty()) {
-    const std::size_t size = std::min(name.find_first_not_of(of_keys), name.size());
-    if (is_override(config, std::string(name.substr(0, size)))) return true;
-    name.remove_prefix(std::min(size + 1, name.size()));
+  while (!text.empty()) {
+    const std::size_t size = std::min(text.find_first_not_of(of_keys), text.size());
+    if (text.substr(0, size) == word) return true;
+    text.remove_prefix(std::min(size + 1, text.size()));
   }
   return false;
+}
+
+/// Whether a reader's name has the key, "stage.0.prefix" as "[[stage]] with prefix".
+bool names_key(std::string_view name, std::string_view key) {
+  const std::string_view table = key.substr(0, key.find('.')), member = key.substr(key.rfind('.') + 1);
+  return has_word(name, key) ||
+         (name.find(fmt::format("[[{}]]", table)) != std::string_view::npos && has_word(name, member));
+}
+
+/// Whether an override sets a key that the reader's name has.
+bool is_switched_by_override(const Config& config, const Reader& reader) {
+  return std::ranges::any_of(config.set_at, [&](const auto& set) {
+    return is_override(config, set.first) && names_key(reader.name, set.first);
+  });
 }
 
 /// Refuses the key of each reader that is not there. A key with its default value counts as not given. A deck keeps the
@@ -42,7 +55,7 @@ void require_readers(Rules& rules, std::initializer_list<Reader> readers) {
   Config given = rules.config, defaults;
   for (const Reader& reader : readers) {
     if (reader.is_there) continue;
-    if (names_override(given, reader.name) && !is_override(given, reader.key)) continue;
+    if (is_switched_by_override(given, reader) && !is_override(given, reader.key)) continue;
     const Key& key = *std::ranges::find(key_table(), reader.key, [](const Key& one) { return one.path(); });
     const std::string value = value_text(key.field(given));
     rules.require(value == value_text(key.field(defaults)), {reader.key}, "{} = {} needs {}", reader.key,

@@ -257,6 +257,14 @@ TEST(CheckUnread, ADeckKeepsTheKeysOfWhatAnOverrideSwitchesOff) {
       data + "[optimizer]\nmatrix_rule = \"muon\"\nnormuon_beta = 0.9\nouter_every = 28\nouter_lr = 0.68\n";
   EXPECT_EQ(rule({"optimizer.outer_every=0"}, deck), "");
   EXPECT_EQ(rule({"optimizer.matrix_rule=adam"}, deck), "");
+  EXPECT_EQ(
+      rule({"optimizer.matrix_rule=adam", "optimizer.normuon_beta=0.5"}, deck),
+      "override optimizer.normuon_beta=0.5: optimizer.normuon_beta = 0.5 needs optimizer.matrix_rule = \"muon\" or a "
+      "[[group]] with rule = \"muon\"");
+  const std::string prefixes = "prefix_table = \"x\"\n[[stage]]\nshare = 1\nprefix = 0.25\n";
+  EXPECT_EQ(rule({"stage.0.prefix=0"}, data + prefixes), "");
+  EXPECT_EQ(rule({"stage.0.prefix=0", "data.prefix_table=y"}, data + prefixes),
+            "override data.prefix_table=y: data.prefix_table = \"y\" needs a [[stage]] with prefix or prefix_end");
   EXPECT_EQ(rule({"optimizer.outer_every=0", "optimizer.outer_lr=0.6"}, deck),
             "override optimizer.outer_lr=0.6: optimizer.outer_lr = 0.6 needs optimizer.outer_every");
   EXPECT_EQ(rule({"optimizer.normuon_beta=0.5"}, data + "[optimizer]\nouter_lr = 0.68\n"),
