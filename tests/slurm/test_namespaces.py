@@ -95,11 +95,12 @@ class Namespaces(slurm_test.SlurmTest):
         self.until_finished(job, step)
         self.assertEqual(self.restarts(job), [1], self.output())
         self.assert_equal_runs(self.emulate(), unlike=["deck"])
-        # Tensors travel over the cable, once. Slurm, checkpoints and what TCP adds take a little more.
+        # Tensors travel over the cable, once. Slurm, checkpoints and what TCP adds take a little more. Weights of the
+        # last step before the loss may not have travelled: the next step gathers them.
         sent = self.slurm.sent_bytes(first) - sent
-        planned = len(re.findall(r"^step ", self.log(), re.MULTILINE)) * self.planned_bytes()
-        self.assertGreater(sent, planned)
-        self.assertLess(sent, 1.5 * planned)
+        steps, planned = len(re.findall(r"^step ", self.log(), re.MULTILINE)), self.planned_bytes()
+        self.assertGreater(sent, (steps - 1) * planned)
+        self.assertLess(sent, 1.5 * steps * planned)
 
     def test_lost_node_of_the_job_script(self):
         """With it srun and rank 0 are lost. The other ranks end by themselves, and Slurm requeues the job."""
