@@ -21,9 +21,8 @@ struct Reader {
   const char* name;
 };
 
-bool is_override(const Config& config, const std::string& key) {
-  return where_set(config, {key}).starts_with("override ");
-}
+/// Of where a key was set.
+bool is_override(std::string_view where) { return where.starts_with("override "); }
 
 bool has_word(std::string_view text, std::string_view word) {
   constexpr std::string_view of_keys = "abcdefghijklmnopqrstuvwxyz0123456789_.";
@@ -44,9 +43,8 @@ bool names_key(std::string_view name, std::string_view key) {
 
 /// Whether an override sets a key that the reader's name has.
 bool is_switched_by_override(const Config& config, const Reader& reader) {
-  return std::ranges::any_of(config.set_at, [&](const auto& set) {
-    return is_override(config, set.first) && names_key(reader.name, set.first);
-  });
+  return std::ranges::any_of(
+      config.set_at, [&](const auto& set) { return is_override(set.second) && names_key(reader.name, set.first); });
 }
 
 /// Refuses the key of each reader that is not there. A key with its default value counts as not given. A deck keeps the
@@ -55,7 +53,7 @@ void require_readers(Rules& rules, std::initializer_list<Reader> readers) {
   Config given = rules.config, defaults;
   for (const Reader& reader : readers) {
     if (reader.is_there) continue;
-    if (is_switched_by_override(given, reader) && !is_override(given, reader.key)) continue;
+    if (is_switched_by_override(given, reader) && !is_override(where_set(given, {reader.key}))) continue;
     const Key& key = *std::ranges::find(key_table(), reader.key, [](const Key& one) { return one.path(); });
     const std::string value = value_text(key.field(given));
     rules.require(value == value_text(key.field(defaults)), {reader.key}, "{} = {} needs {}", reader.key,
