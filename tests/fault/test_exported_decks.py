@@ -28,17 +28,20 @@ def steps_of(deck):
     return max(STEPS, 2 * len(deck.get("stage", [])))
 
 
-def small(deck):
-    """Keys that make the deck's model and training small and leave everything else as it is."""
+def small(deck, changed):
+    """Keys that make the deck's model and training small and leave everything else as it is. `changed`: [model] in the
+    test, whose mechanisms read sizes of their own."""
     model, train, window = deck["model"], deck["train"], deck["window"]
     keys = {"run.name": "run", "trace.enabled": False, "head.precision": "fp32",
             "model.vocabulary": 257, "model.head_dim": 8, "model.width": 8 * model["heads"],
             "train.steps": steps_of(deck), "train.sequences": 2, "data.train": ["data.h5"], "data.validation": ["data.h5"],
             "data.end": "wrap", "validation.every": 0, "validation.tokens": 2 * LENGTH, "validation.length": LENGTH,
             "optimizer.muon_momentum_cooldown": 0}
-    keys |= {f"model.{key}": size for key, size in (("bigram_rows", 97), ("bigram_sign_rows", 16),
-                                                    ("coefficient_width", 8), ("composition_window", 24))
-             if model.get(key)}
+    for key, size, readers in (("bigram_rows", 97, ["bigram_rows"]), ("bigram_sign_rows", 16, ["bigram_sign_rows"]),
+                               ("coefficient_width", 8, ["mudd", "gate_nets"]),
+                               ("composition_window", 24, ["composed_layers"])):
+        if any(changed.get(reader) for reader in readers):
+            keys[f"model.{key}"] = size
     if model.get("residual") == "plain":  # what these decks differ in is their size
         heads = min(model["heads"], 5)
         keys |= {"model.heads": heads, "model.width": 8 * heads, "model.layers": min(model["layers"], 6),
@@ -67,14 +70,6 @@ def small(deck):
     return keys | {"data.packing": "stream", "data.prefix_table": "", "validation.last_long_window": 80 + 40 * len(deck["stage"])}
 
 
-def defaults_where_off(deck, off):
-    """Keys of the deck's [model] that nothing reads without these mechanisms, with their defaults."""
-    keys = {"composed_layers": {"composition_window": 112}, "value_path": {"init_value_embedding": 1},
-            "mudd": {"coefficient_width": 64, "mudd_scale": 0.1, "mudd_value_scale": 1, "mudd_backout": 0.5}}
-    return {f"model.{key}": value for name, of in keys.items() if name in off
-            for key, value in of.items() if key in deck["model"]}
-
-
 class ExportedDecks(FaultTest):
     def command(self, *arguments):
         job = Job(self.folder, None, arguments)
@@ -95,8 +90,7 @@ class ExportedDecks(FaultTest):
         text = (INPUTS / f"{name}.toml").read_text()
         (self.folder / "deck.toml").write_text(text)
         deck = tomllib.loads(text)
-        off = {key for key, value in model.items() if value in (False, [], "none")}
-        keys = small(deck) | defaults_where_off(deck, off) | {f"model.{key}": value for key, value in model.items()}
+        keys = small(deck, deck["model"] | model) | {f"model.{key}": value for key, value in model.items()}
         if not model.get("tied_head", True):
             keys["train.untie_step"] = 0
         self.train(1, "checkpoint.restart=none", *(f"{key}={toml_value(value)}" for key, value in keys.items()), *further)
