@@ -405,9 +405,8 @@ class ExportedModel(FaultTest):
         import reference
 
         for features in (["window.layers=LSSL"],
-                         ["model.value_path=first", "model.value_embeddings=3", "model.rotary=full",
-                          "model.layers_without_attention=[2]", "window.kind=token", "window.quantum=64",
-                          "window.last=100", "model.attention_scale=0.12"]):
+                         ["model.value_path=first", "model.rotary=full", "model.layers_without_attention=[2]",
+                          "window.kind=token", "window.quantum=64", "window.last=100", "model.attention_scale=0.12"]):
             model = self.exported("checkpoint.restart=none", *features)
             weights = tensors(torch, model / "model.safetensors")
             deck = reference.read_deck(self.run_folder() / "deck.toml", [])
