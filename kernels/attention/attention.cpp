@@ -303,6 +303,26 @@ void for_blocks(const char* label, const Sharing& sharing, T* memory, const Body
   });
 }
 
+/// d_v becomes the gradient without the values' factor; adds that of the factor, from delta [count].
+template <class T>
+void multiply_by_factor(Mat<T> d_v, const T* delta, std::size_t count, const AttentionValueFactor<T>& values) {
+  for_rows("attention_value_factor", d_v.rows, [=] KOKKOS_FUNCTION(int t) {
+    T* const row = d_v.row(t);
+#pragma omp simd
+    for (int j = 0; j < d_v.cols; ++j) row[j] *= *values.factor;
+  });
+  if (!values.gradient) return;
+  const double sum =
+      sum_chunks("attention_value_factor_sum", count, [=] KOKKOS_FUNCTION(std::size_t first, std::size_t last) {
+        double sum = 0;
+        for (std::size_t i = first; i < last; ++i) sum += delta[i];
+        return sum;
+      });
+  for_rows("attention_value_factor_gradient", 1, [=] KOKKOS_FUNCTION(int) {
+    if (*values.factor != 0) *values.gradient += static_cast<T>(sum / *values.factor);
+  });
+}
+
 }  // namespace
 
 template <class T>
@@ -328,8 +348,8 @@ void attention_forward(Stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInput
 /// d_k and d_v. Else a head's team does all in one pass.
 template <class T>
 void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y, Mat<const acc_t<T>> lse,
-                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask,
-                        Workspace workspace) {
+                        Mat<const T> d_y, const AttentionInputs<T>& in, const AttentionMask& mask, Workspace workspace,
+                        const AttentionValueFactor<T>& values) {
   const Backward<T> d{in, y, d_y, lse, reinterpret_cast<T*>(workspace.data()), d_q, d_k, d_v};
   const int parts = parts_of(in.paired);
   const Sharing sharing(in.heads / parts, mask.length);
@@ -340,18 +360,21 @@ void attention_backward(Stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<c
                const int bq = one_pass ? b : sharing.blocks - 1 - b;  // those with most keys first
                backward_queries(team, head_of(d, h, parts), mask, bq, one_pass, scratch);
              });
-  if (one_pass) return;
-  for_blocks("attention_backward_keys", sharing, memory,
-             [=] KOKKOS_FUNCTION(const Team& team, int h, int b, const Scratch<T>& scratch) {
-               backward_keys(team, head_of(d, h, parts), mask, b, scratch);
-             });
+  if (!one_pass) {
+    for_blocks("attention_backward_keys", sharing, memory,
+               [=] KOKKOS_FUNCTION(const Team& team, int h, int b, const Scratch<T>& scratch) {
+                 backward_keys(team, head_of(d, h, parts), mask, b, scratch);
+               });
+  }
+  if (values.factor) multiply_by_factor<T>(d_v, d.delta, static_cast<std::size_t>(d_v.rows) * in.heads, values);
 }
 
 #define NANORUN_OPS(T)                                                                                                 \
   template std::size_t attention_workspace<T>(int, int, int);                                                          \
   template void attention_forward(Stream, Mat<T>, Mat<T>, const AttentionInputs<T>&, const AttentionMask&, Workspace); \
   template void attention_backward(Stream, Mat<T>, Mat<T>, Mat<T>, Mat<const T>, Mat<const T>, Mat<const T>,           \
-                                   const AttentionInputs<T>&, const AttentionMask&, Workspace);
+                                   const AttentionInputs<T>&, const AttentionMask&, Workspace,                         \
+                                   const AttentionValueFactor<T>&);
 NANORUN_FOR_PORTABLE_TYPES(NANORUN_OPS)
 
 }  // namespace nanorun::kernels::portable

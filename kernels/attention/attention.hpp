@@ -38,6 +38,13 @@ struct AttentionInputs {
   bool paired = false;
 };
 
+/// v = factor u, where a backward pass is to find the gradient of u: factor d_v.
+template <class T>
+struct AttentionValueFactor {
+  const acc_t<T>* factor = nullptr;  ///< null: 1
+  acc_t<T>* gradient = nullptr;      ///< of the factor, +=; where the factor is 0 nothing is added
+};
+
 namespace cuda {
 /// Columns of a panel of d_q, which lies in panels: [H D / d_q_panel, T, d_q_panel].
 inline constexpr int d_q_panel = 8;
@@ -54,13 +61,14 @@ NANORUN_DECLARE_OPS({
   void attention_forward(Stream stream, Mat<T> y, Mat<acc_t<T>> lse, const AttentionInputs<T>& in,
                          const AttentionMask& mask, Workspace workspace);
 
-  /// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded.
+  /// d_q, d_k, d_v = gradients; y and lse are the forward's. d_q, a sum over key blocks, is left unrounded. d_v is that
+  /// of the values without their factor, whose own gradient follows from sum <d_v, v> = sum <d_y, y>.
   /// CUDA: d_q lies in panels, see d_q_panel. H T is at most max_attention_rows (cuda_limits.hpp), else
   /// std::invalid_argument.
   template <class T>
   void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v, Mat<const T> y,
                           Mat<const acc_t<T>> lse, Mat<const T> d_y, const AttentionInputs<T>& in,
-                          const AttentionMask& mask, Workspace workspace);
+                          const AttentionMask& mask, Workspace workspace, const AttentionValueFactor<T>& values = {});
 })
 
 }  // namespace nanorun::kernels

@@ -245,7 +245,7 @@ struct BackwardBlock {
   /// Stores d_k and d_v. All warps have read k and v.
   __device__ __forceinline__ void store_keys() const {
     write_rounded<T::row_bytes>(s.k, key, column, d_k);
-    write_rounded<T::row_bytes>(s.v, key, column, d_v, p.inverse_scale);
+    write_rounded<T::row_bytes>(s.v, key, column, d_v, p.d_v_factor());
     __syncthreads();
     Chunks::template store<keys>(p.d_k, s.k, t.head, p.scheduler.heads, p.token_rows_log2, t.key);
     Chunks::template store<keys>(p.d_v, s.v, t.head, p.scheduler.heads, p.token_rows_log2, t.key);
@@ -313,7 +313,7 @@ void launch_backward(Stream stream, BackwardParameters p, int heads) {
 
 void ampere::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Mat<bf16> d_v, Mat<const bf16> y,
                                 Mat<const float> lse, Mat<const bf16> d_y, const AttentionInputs<bf16>& in,
-                                const AttentionMask& mask, float* delta) {
+                                const AttentionMask& mask, float* delta, const float* value_factor) {
   for_head_dim(in, [&](auto head_dim) {
     constexpr int rows = 4 * block_threads / (head_dim / 8);  // of a thread block
     launch("attention_delta", stream, delta_kernel<head_dim>, dim3(ceil_div(y.rows, rows), in.heads), block_threads, 0,
@@ -333,6 +333,7 @@ void ampere::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Ma
                                in.scale * log2_e,
                                std::log2(in.scale),
                                1 / in.scale,
+                               value_factor,
                                rows_of_token(in) - 1};
     using Large = BackwardTiles<head_dim, attention_block, attention_step, 2>;
     using Small = BackwardTiles<head_dim, attention_block / 2, attention_step, 1>;

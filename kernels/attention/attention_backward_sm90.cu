@@ -251,7 +251,7 @@ struct Consumer {
 
   /// Leaves d_k and d_v where the tile's k and v were.
   __device__ __forceinline__ void write_tile(int m) {
-    write_keys<head_dim>(d_v, p.inverse_scale, s.v[m], group);
+    write_keys<head_dim>(d_v, p.d_v_factor(), s.v[m], group);
     sync_consumers();  // both warpgroups have read k
     write_keys<head_dim>(d_k, 1, s.k[m], group);
     fence_async_proxy();
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(tiles.threads, 1)
 
 void hopper::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Mat<bf16> d_v, Mat<const bf16> y,
                                 Mat<const float> lse, Mat<const bf16> d_y, const AttentionInputs<bf16>& in,
-                                const AttentionMask& mask, float* delta) {
+                                const AttentionMask& mask, float* delta, const float* value_factor) {
   const int heads = separate_heads(in), token_rows = rows_of_token(in);
   for_head_dim(in, [&](auto head_dim) {
     const int q_d_y_and_d_q_of_row = 2 * tile_bytes<head_dim>(1) + head_dim * static_cast<int>(sizeof(float));
@@ -341,6 +341,7 @@ void hopper::attention_backward(Stream stream, Mat<float> d_q, Mat<bf16> d_k, Ma
                        in.scale * log2_e,
                        std::log2(in.scale),
                        1 / in.scale,
+                       value_factor,
                        tiles.block / token_rows,
                        step / token_rows};
     launch_attention<Shared<head_dim>>(

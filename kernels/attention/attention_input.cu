@@ -123,7 +123,7 @@ __device__ Pair norm_rotate_backward(const Pair& d_y, const Pair& y, float r, co
   return d_x;
 }
 
-template <bool key_offset, bool norms>
+template <bool key_offset, bool norms, bool values>
 __global__ void __launch_bounds__(block_threads, resident_per_sm)
     attention_input_backward_kernel(Units shape, Mat<bf16> d_qkv, ValueResidualGradients<bf16> d_residual,
                                     Mat<const bf16> qk, Mat<const float> rstd, Mat<const bf16> v, Mat<const float> d_q,
@@ -159,6 +159,10 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     if (inside) store_pair(d_x + first, shape.half, d_q_in);
     const Pair d_k_in = norm_rotate_backward<norms>(d_k_out, k, norms ? r[shape.heads] : 1, c, s, shape);
     if (!inside) continue;
+    if constexpr (!values) {
+      store_pair(d_x + shape.width + first, shape.half, d_k_in);
+      continue;
+    }
     // Groups of 4 columns, so that a warp's accesses to d_source are contiguous. All are read before any is written.
     const int source = residual.source ? residual.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
@@ -180,9 +184,17 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
       if (d_residual.d_rows) store_rounded(d_residual.d_rows.row(at.row) + col(part), x[part].d_u);
     }
   }
+  if constexpr (!values) return;
   const bool two = d_residual.d_lambda && !residual.interpolate && !residual.unit_source;
   total.add({residual.interpolate ? by_u - by_v : residual.gradient_of_l0(by_v), by_u},
             {d_residual.d_lambda, two ? d_residual.d_lambda + 1 : nullptr});
+}
+
+template <bool values>
+auto kernel_of(const Rotary<bf16>& rotary) {
+  if (!rotary.norms) return attention_input_backward_kernel<false, false, values>;
+  return rotary.key_offset ? attention_input_backward_kernel<true, true, values>
+                           : attention_input_backward_kernel<false, true, values>;
 }
 
 /// Throws std::invalid_argument unless the columns divide into heads of D = 16, 32 ... 512, and pairs of a head into
@@ -235,11 +247,8 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGr
   assert(!d_residual.d_source || !d_residual.d_rows);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks());
-  const auto kernel = !rotary.norms       ? attention_input_backward_kernel<false, false>
-                      : rotary.key_offset ? attention_input_backward_kernel<true, true>
-                                          : attention_input_backward_kernel<false, true>;
-  launch(op, stream, kernel, blocks, block_threads, 0, shape, d_qkv, d_residual, qk, rstd, v, d_q, d_k, d_v, d_v_extra,
-         rotary, residual, OrderedSum(stream));
+  launch(op, stream, d_v ? kernel_of<true>(rotary) : kernel_of<false>(rotary), blocks, block_threads, 0, shape, d_qkv,
+         d_residual, qk, rstd, v, d_q, d_k, d_v, d_v_extra, rotary, residual, OrderedSum(stream));
 }
 
 template void rotary_table(Stream, Mat<float>, Mat<float>, Vec<const double>);

@@ -105,22 +105,24 @@ struct Case {
   Mat<T> part(Mat<T> x, int i) const {
     return x.col_block(i * width, width);
   }
+  Mat<const float> host_d_v() { return values ? part(d_qkv.host(), 2) : Mat<float>(); }
+  Mat<const bf16> device_d_v() const { return values ? part(d_qkv.device(), 2) : Mat<bf16>(); }
   void differentiate_on_host(Mat<const float> extra) {
-    portable::attention_input_backward<float>({}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(),
-                                              part(qkv.host(), 2), d_q.host(),
-                                              heads.key_offset ? d_k.host() : part(d_qkv.host(), 1),
-                                              part(d_qkv.host(), 2), extra, host_rotary(), host_residual());
+    portable::attention_input_backward<float>(
+        {}, d_qkv.host(), host_gradients(), qk.host(), rstd.host(), part(qkv.host(), 2), d_q.host(),
+        heads.key_offset ? d_k.host() : part(d_qkv.host(), 1), host_d_v(), extra, host_rotary(), host_residual());
   }
   void differentiate_on_device(Stream stream, Mat<const bf16> extra) {
     cuda::attention_input_backward<bf16>(stream, d_qkv.device(), device_gradients(), qk.device(), rstd.device(),
                                          part(qkv.device(), 2), d_q_in_panels(),
-                                         heads.key_offset ? d_k.device() : part(d_qkv.device(), 1),
-                                         part(d_qkv.device(), 2), extra, device_rotary(), device_residual());
+                                         heads.key_offset ? d_k.device() : part(d_qkv.device(), 1), device_d_v(), extra,
+                                         device_rotary(), device_residual());
   }
   Mat<const float> d_q_in_panels() { return {d_q_panels.data(), d_q.host().rows, width}; }
 
   Source source;
   Heads heads;
+  bool values = true;  ///< whether d_v is given
   int width, vocabulary;
   Tensor<bf16> qkv;
   Tensor<float> cos, sin, lambda;
@@ -212,6 +214,24 @@ TEST(CudaAttentionInput, BackwardOfRecipeShapeMatchesPortable) {
   compare(8191, {.count = 6, .dim = 128, .paired = true}, Source::unit);
   compare(8191, {6, 128}, Source::none, Extra::yes);
   compare(49152, {.count = 6, .dim = 128, .key_offset = true}, Source::none);
+}
+
+/// With a null d_v its columns and the gradients of the residual stay as they are.
+TEST(CudaAttentionInput, BackwardWithoutValuesMatchesPortable) {
+  SKIP_WITHOUT_DEVICE();
+  for (const Heads& heads :
+       {Heads{3, 64}, Heads{.count = 6, .dim = 128, .paired = true}, Heads{.count = 6, .dim = 64, .key_offset = true},
+        Heads{.count = 3, .dim = 64, .norms = false}}) {
+    Case c(37, heads, Source::none);
+    c.values = false;
+    const test::SumStream stream;
+    const float before = c.part(c.d_qkv.host(), 2).row(36)[5];
+    c.differentiate_on_host({});
+    c.differentiate_on_device(stream, {});
+    c.d_qkv.expect_match("d_qkv");
+    EXPECT_EQ(c.part(c.d_qkv.host(), 2).row(36)[5], before);
+    c.d_lambda.expect_match("d_lambda", 0, 0);
+  }
 }
 
 TEST(CudaAttentionInput, GradientsAreReproducible) {
