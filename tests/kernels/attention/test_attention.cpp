@@ -92,9 +92,9 @@ struct Problem {
   void forward(const Mask& mask) {
     attention_forward<T>({}, values(y), {lse.data(), heads, length}, inputs(), mask.view(), scratch());
   }
-  void backward(const Mask& mask) {
+  void backward(const Mask& mask, const AttentionValueFactor<T>& factor = {}) {
     attention_backward<T>({}, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2), values(y),
-                          Mat<T>(lse.data(), heads, length), values(d_y), inputs(), mask.view(), scratch());
+                          Mat<T>(lse.data(), heads, length), values(d_y), inputs(), mask.view(), scratch(), factor);
   }
 };
 
@@ -153,6 +153,40 @@ TEST_P(Attention, BackwardIsTheGradient) {
   const std::size_t samples = p.qkv.size() / 481;
   ASSERT_EQ(std::gcd(p.qkv.size() / samples, 3 * width), 1u);
   test::check_gradient("qkv", loss, moved.qkv, p.d_qkv, 1e-8, 1e-4, samples);
+}
+
+/// The values are 0.75 u, and the loss is a function of u and of this factor.
+TEST_P(Attention, BackwardFindsTheGradientBehindTheFactorOfTheValues) {
+  const OwnedMask mask = GetParam().mask();
+  Problem<double> p(GetParam().length);
+  test::Vector<double> factor{0.75}, d_factor{2}, d_u;
+  test::Vector<double> u = random_values(static_cast<std::size_t>(p.length) * width, 3);
+  const auto loss = [&] {
+    double sum = 0;
+    for (int t = 0; t < p.length; ++t) {
+      for (int j = 0; j < width; ++j) p.part(p.qkv, 2).row(t)[j] = factor[0] * u[t * width + j];
+    }
+    p.forward(mask);
+    for (int t = 0; t < p.length; ++t) {
+      for (int j = 0; j < width; ++j) sum += p.values(p.y).row(t)[j] * p.values(p.d_y).row(t)[j];
+    }
+    return sum;
+  };
+  const auto differentiate = [&] {
+    loss();
+    p.backward(mask, {factor.data(), d_factor.data()});
+  };
+  differentiate();
+  for (int t = 0; t < p.length; ++t) {
+    const double* const row = p.part(p.d_qkv, 2).row(t);
+    d_u.insert(d_u.end(), row, row + width);
+  }
+  test::check_gradient("factor", loss, factor, {d_factor[0] - 2}, 1e-8, 1e-4);
+  test::check_gradient("u", loss, u, d_u, 1e-8, 1e-4);
+  const double before = d_factor[0];
+  factor[0] = 0;
+  differentiate();
+  EXPECT_EQ(d_factor[0], before);
 }
 
 TEST_P(Attention, FloatAgreesWithDouble) {

@@ -125,7 +125,7 @@ struct Gradients {
 };
 
 template <class T>
-Gradients backward(const Case& c, InPlace in_place, const Values& d_v_extra = {}) {
+Gradients backward(const Case& c, InPlace in_place, const Values& d_v_extra = {}, bool values = true) {
   Inputs<T> in(c);
   const Forward saved = forward<T>(c);
   const int width = c.width();
@@ -146,8 +146,8 @@ Gradients backward(const Case& c, InPlace in_place, const Values& d_v_extra = {}
   const Mat<T> qk = out.mat().col_block(0, 2 * width);
   attention_input_backward<T>({}, d_qkv.mat(), d_residual, qk, rstd.mat(), v, d_q.mat(),
                               c.mode.key_offset ? d_k.mat() : d_out.mat().col_block(width, width),
-                              d_out.mat().col_block(2 * width, width), d_v_extra.empty() ? Mat<T>() : extra.mat(),
-                              in.rotary(), in.residual());
+                              values ? d_out.mat().col_block(2 * width, width) : Mat<T>(),
+                              d_v_extra.empty() ? Mat<T>() : extra.mat(), in.rotary(), in.residual());
   return {d_qkv.dense(), test::difference(test::convert<double>(d_lambda), c.start_lambda),
           test::difference(d_source.dense(), c.start_source)};
 }
@@ -299,6 +299,17 @@ TEST_P(AttentionInput, GradientMayReplaceTheUpstreamGradient) {
   EXPECT_EQ(in_place.qkv, separate.qkv);
   EXPECT_EQ(in_place.lambda, separate.lambda);
   EXPECT_EQ(in_place.source, separate.source);
+}
+
+TEST_P(AttentionInput, WithoutTheGradientOfValuesTheirColumnsStay) {
+  const Case c(7, 2, 8, GetParam());
+  const Gradients all = backward<double>(c, InPlace::yes), d = backward<double>(c, InPlace::yes, {}, false);
+  for (std::size_t i = 0; i < d.qkv.size(); ++i) {
+    const bool is_value = static_cast<int>(i % (3 * c.width())) >= 2 * c.width();
+    EXPECT_EQ(d.qkv[i], is_value ? c.d_out[i] : all.qkv[i]) << i;
+  }
+  EXPECT_EQ(d.lambda, Values(c.lambda.size()));
+  EXPECT_EQ(d.source, Values(d.source.size()));
 }
 
 TEST_P(AttentionInput, ExtraGradientOfValuesIsAdded) {
