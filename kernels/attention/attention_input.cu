@@ -158,11 +158,8 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
     bf16* const d_x = d_qkv.row(at.row);
     if (inside) store_pair(d_x + first, shape.half, d_q_in);
     const Pair d_k_in = norm_rotate_backward<norms>(d_k_out, k, norms ? r[shape.heads] : 1, c, s, shape);
-    if (!inside) continue;
-    if constexpr (!values) {
-      store_pair(d_x + shape.width + first, shape.half, d_k_in);
-      continue;
-    }
+    if (!values && inside) store_pair(d_x + shape.width + first, shape.half, d_k_in);
+    if (!values || !inside) continue;
     // Groups of 4 columns, so that a warp's accesses to d_source are contiguous. All are read before any is written.
     const int source = residual.source ? residual.source_row(at.row) : 0;
     const auto col = [&](int part) { return first_of_head + 4 * at.lane + part * shape.half / 2; };
