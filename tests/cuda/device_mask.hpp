@@ -1,6 +1,7 @@
 #pragma once
 // Attention masks for the tests of CUDA implementations.
 
+#include <limits>
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
@@ -15,6 +16,9 @@ inline std::vector<int> regular_documents(int length, int mean) {
   for (int t = 0, i = 0; t < length; ++i, t += mean / 4 + i * 7919 % (3 * mean / 2)) begins.push_back(t);
   return begins;
 }
+
+/// A window that reaches the beginning of the sequence.
+inline constexpr int everything = std::numeric_limits<int>::max();
 
 /// The mask of `tokens` tokens whose documents begin there, with `rows_of_token` rows each; `window` counts rows.
 inline OwnedMask documents_mask(int tokens, const std::vector<int>& begins, WindowKind kind, int window,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -22,12 +21,12 @@ namespace {
 
 using test::DeviceMask;
 using test::DeviceVector;
+using test::everything;
 using test::regular_documents;
 using test::relative_error;
 using test::to_float;
 
 constexpr int spare = 8;  // columns between the rows, which must stay as they are
-constexpr int everything = std::numeric_limits<int>::max();
 constexpr float scale = 0.12f;
 constexpr std::uint16_t poison = 0xFFFF;  // a NaN
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -23,13 +22,13 @@ namespace {
 
 using test::DeviceMask;
 using test::DeviceVector;
+using test::everything;
 using test::from_panels;
 using test::regular_documents;
 using test::relative_error;
 using test::Tensor;
 
 constexpr int spare = 8;  // columns between the rows, which must stay as they are
-constexpr int everything = std::numeric_limits<int>::max();
 constexpr float scale = 0.12f;
 
 struct Case {

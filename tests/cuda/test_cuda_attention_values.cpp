@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -19,9 +18,8 @@ namespace nanorun::kernels::cuda {
 namespace {
 
 using test::DeviceVector;
+using test::everything;
 using test::Tensor;
-
-constexpr int everything = std::numeric_limits<int>::max();
 
 struct Case {
   std::string name;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,6 +23,7 @@ using test::Bodies;
 using test::BothTensors;
 using test::BothVectors;
 using test::DeviceVector;
+using test::everything;
 using test::expect_near;
 using test::poisoned_tensors;
 using test::Source;
@@ -35,7 +35,6 @@ using test::with_both;
 // Attention
 
 constexpr int spare = 8;  // columns between the rows, which must stay as they are
-constexpr int everything = std::numeric_limits<int>::max();
 
 struct AttentionCase {
   std::string name;
