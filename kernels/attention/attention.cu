@@ -55,7 +55,7 @@ void attention_backward(Stream stream, Mat<acc_t<T>> d_q, Mat<T> d_k, Mat<T> d_v
   const auto count = static_cast<int>(delta_count(in.q.rows, in.heads));
   float* const delta = WorkspaceAllocator(workspace).template take<float>(count);
   NANORUN_ON_TIER(attention_backward(stream, d_q, d_k, d_v, y, lse, d_y, in, mask, delta, values.factor));
-  if (!values.gradient) return;
+  if (!values.factor || !values.gradient) return;
   const int blocks = std::min(ceil_div(count, block_threads), resident_blocks());
   launch("value_factor_backward", stream, value_factor_kernel, blocks, block_threads, 0, values, delta, count,
          OrderedSum(stream));

@@ -42,7 +42,7 @@ struct AttentionInputs {
 template <class T>
 struct AttentionValueFactor {
   const acc_t<T>* factor = nullptr;  ///< null: 1
-  acc_t<T>* gradient = nullptr;      ///< of the factor, +=; where the factor is 0 nothing is added
+  acc_t<T>* gradient = nullptr;      ///< of the factor, +=; null: not wanted. Where the factor is 0 nothing is added
 };
 
 namespace cuda {

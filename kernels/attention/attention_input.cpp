@@ -246,6 +246,7 @@ void attention_input_backward(Stream, Mat<T> d_qkv, const ValueResidualGradients
       norm_rotate_backward(d_x, k, rstd.row(t)[head], d, c, s, pairs);
     }
   });
+  assert(d_v || !d_v_extra);
   if (!d_v) return;
   const Mat<T> d_projected_v = d_qkv.col_block(2 * width, width);
   Mat<const T> d_v_out = d_v;

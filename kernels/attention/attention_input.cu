@@ -242,6 +242,7 @@ void attention_input_backward(Stream stream, Mat<T> d_qkv, const ValueResidualGr
   require_vectors(op, residual.source);
   if (d_q.rows == 0) return;
   assert(!d_residual.d_source || !d_residual.d_rows);
+  assert(d_v || !d_v_extra);
   assert(qk.rows == d_q.rows + (rotary.key_offset ? 1 : 0));
   const int blocks = std::min(ceil_div(shape.count, block_warps), resident_blocks());
   launch(op, stream, d_v ? kernel_of<true>(rotary) : kernel_of<false>(rotary), blocks, block_threads, 0, shape, d_qkv,

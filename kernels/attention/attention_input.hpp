@@ -97,8 +97,8 @@ NANORUN_DECLARE_OPS({
   /// d_qkv = gradient of qkv. d_q, d_k and d_v [T, H D] are the gradients of what attention reads; d_v_extra [T, H D]
   /// is added to d_v unless null. `qk` and `rstd` are results of the forward pass; v is the value part of its qkv,
   /// which holds v' with `in_place`. With `in_place` and l0 = 0 the gradient of l0 is 0. `d_k` may be the middle H D
-  /// columns of `d_qkv` unless keys are offset, and `d_v` the last. With a null d_v the last columns of d_qkv and the
-  /// gradients of the residual stay as they are. With `unit_source` the source is not read.
+  /// columns of `d_qkv` unless keys are offset, and `d_v` the last. With a null d_v, and then no d_v_extra, the last
+  /// columns of d_qkv and the gradients of the residual stay as they are. With `unit_source` the source is not read.
   /// CUDA: T = bf16; rows are whole 16-byte vectors; D is a power of two from 16 to 512, with a key offset from 32; L
   /// and with a key offset S are multiples of 8; else std::invalid_argument. d_q lies in panels, as attention_backward
   /// leaves it. All sums have a fixed order. The stream needs create_sums().

@@ -166,7 +166,8 @@ std::vector<Key> optimizer_keys() {
       {NANORUN_KEY(optimizer, matrix_rule), trains, any(), "rule that updates the matrices of the blocks"},
       {NANORUN_KEY(optimizer, matrix_gradients), trains, any(),
        "format in which the gradients of the blocks' matrices are kept between backward pass and update; bf16: half of "
-       "the memory, rounded after each sequence of a rank, to which the next one adds, and after each sum over ranks"},
+       "the memory, rounded after each sequence of a rank, to which the next one adds, and after each sum over ranks; "
+       "docs/step.md says what was seen of its cost in loss"},
       {NANORUN_KEY(optimizer, clip_norm), trains, at_least(0),
        "largest global norm of the gradients, over all tensors; larger ones are scaled down to it before the update; "
        "it is the norm of the gradient of the step's mean loss, with train.loss = \"sum\" of the mean over "
@@ -214,7 +215,7 @@ std::vector<Key> muon_keys() {
        "Muon: on GPUs, truncate its fp32 weights to bf16 for GEMMs, instead of rounding them to the nearest"},
       {NANORUN_KEY(optimizer, muon_moments), trains, any(),
        "Muon: format in which it keeps the momenta of matrices; bf16: rounded after each update, which itself takes "
-       "them unrounded; NorMuon's second moments are fp32"},
+       "them unrounded; NorMuon's second moments are fp32; docs/step.md says what was seen of its cost in loss"},
   };
 }
 
@@ -231,7 +232,7 @@ std::vector<Key> adam_and_outer_keys() {
        "Adam: format of the weights that it updates; bf16: rounded after each update, on GPUs without an fp32 master"},
       {NANORUN_KEY(optimizer, adam_moments), trains, any(),
        "Adam: format in which it keeps its moments; bf16: rounded after each update, which itself takes them "
-       "unrounded"},
+       "unrounded; docs/step.md says what was seen of its cost in loss"},
       {NANORUN_KEY(optimizer, lr_matrix), trains, at_least(0),
        "Adam: learning rate of the matrices of the blocks, with matrix_rule = \"adam\""},
       {NANORUN_KEY(optimizer, lr_embedding), trains, at_least(0), "Adam: learning rate of token and value embeddings"},

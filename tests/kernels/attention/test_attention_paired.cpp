@@ -40,7 +40,8 @@ struct Results {
 enum class Heads { plain, paired };
 
 template <class T>
-Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, Heads kind) {
+Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, Heads kind,
+            const AttentionValueFactor<T>& factor = {}) {
   const bool paired = kind == Heads::paired;
   const int cols = n_heads * head_dim, lse_rows = paired ? n_heads / 2 : n_heads;
   Strided<T> q(rows, cols, in.q), k(rows, cols, in.k), v(rows, cols, in.v), d_y(rows, cols, in.d_y);
@@ -55,7 +56,7 @@ Results run(const Inputs& in, int rows, int n_heads, const Mask& mask, Heads kin
   const AttentionInputs<T> inputs{q.mat(), k.mat(), v.mat(), n_heads, T(0.3), paired};
   attention_forward<T>({}, y.mat(), lse.mat(), inputs, mask.view(), scratch);
   attention_backward<T>({}, d_q.mat(), d_k.mat(), d_v.mat(), y.mat(), lse.mat(), d_y.mat(), inputs, mask.view(),
-                        scratch);
+                        scratch, factor);
   return {y.dense(), lse.dense(), d_q.dense(), d_k.dense(), d_v.dense()};
 }
 
@@ -81,6 +82,19 @@ TEST_P(PairedAttention, IsAttentionOverThePairsRows) {
   EXPECT_LT(test::relative_error(got.d_q, expected.d_q), 1e-13);
   EXPECT_LT(test::relative_error(got.d_k, expected.d_k), 1e-13);
   EXPECT_LT(test::relative_error(got.d_v, expected.d_v), 1e-13);
+}
+
+TEST_P(PairedAttention, AFactorOfTheValuesIsThatOfAllHeads) {
+  const Inputs in = random_inputs();
+  const OwnedMask mask = mask_of(GetParam());
+  const double factor = 0.75;
+  double d_factor = 2;
+  const Results got = run<double>(in, tokens, heads, mask, Heads::paired, {&factor, &d_factor});
+  Results expected = reference(in, mask);
+  EXPECT_NEAR(d_factor - 2, test::inner_product(expected.d_v, in.v) / factor, 1e-10);
+  for (double& d : expected.d_v) d *= factor;
+  EXPECT_LT(test::relative_error(got.d_v, expected.d_v), 1e-13);
+  EXPECT_LT(test::relative_error(got.d_k, expected.d_k), 1e-13);
 }
 
 TEST_P(PairedAttention, FloatAgreesWithDouble) {
