@@ -318,9 +318,8 @@ void multiply_by_factor(Mat<T> d_v, const T* delta, std::size_t count, const Att
         for (std::size_t i = first; i < last; ++i) sum += delta[i];
         return sum;
       });
-  for_rows("attention_value_factor_gradient", 1, [=] KOKKOS_FUNCTION(int) {
-    if (*values.factor != 0) *values.gradient += static_cast<T>(sum / *values.factor);
-  });
+  for_rows("attention_value_factor_gradient", 1,
+           [=] KOKKOS_FUNCTION(int) { *values.gradient += static_cast<T>(values.gradient_from(sum)); });
 }
 
 }  // namespace

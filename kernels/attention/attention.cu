@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(block_threads, resident_per_sm)
   begin_after_previous();
   float sum = 0;
   for (int i = blockIdx.x * block_threads + threadIdx.x; i < count; i += gridDim.x * block_threads) sum += delta[i];
-  const float factor = *values.factor;
-  total.add({factor == 0 ? 0 : sum / factor}, {values.gradient});
+  total.add({values.gradient_from(sum)}, {values.gradient});
 }
 
 }  // namespace

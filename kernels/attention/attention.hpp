@@ -42,7 +42,13 @@ struct AttentionInputs {
 template <class T>
 struct AttentionValueFactor {
   const acc_t<T>* factor = nullptr;  ///< null: 1
-  acc_t<T>* gradient = nullptr;      ///< of the factor, +=; null: not wanted. Where the factor is 0 nothing is added
+  acc_t<T>* gradient = nullptr;      ///< of the factor, +=; null: not wanted
+
+  /// What the gradient of the factor grows by, from sum <d_v, v>; 0 where the factor is 0.
+  template <class A>
+  constexpr A gradient_from(A sum) const {
+    return *factor == 0 ? 0 : sum / *factor;
+  }
 };
 
 namespace cuda {

@@ -245,7 +245,7 @@ struct BackwardBlock {
   /// Stores d_k and d_v. All warps have read k and v.
   __device__ __forceinline__ void store_keys() const {
     write_rounded<T::row_bytes>(s.k, key, column, d_k);
-    write_rounded<T::row_bytes>(s.v, key, column, d_v, p.d_v_factor());
+    write_rounded<T::row_bytes>(s.v, key, column, d_v, d_v_factor(p));
     __syncthreads();
     Chunks::template store<keys>(p.d_k, s.k, t.head, p.scheduler.heads, p.token_rows_log2, t.key);
     Chunks::template store<keys>(p.d_v, s.v, t.head, p.scheduler.heads, p.token_rows_log2, t.key);

@@ -48,11 +48,6 @@ struct BackwardParameters {
   const float* value_factor;  ///< of d_v; null: 1
   int token_rows_log2;
 
-  /// By what the sums of d_v are multiplied, which have a factor `scale`.
-  __device__ __forceinline__ float d_v_factor() const {
-    return value_factor ? inverse_scale * *value_factor : inverse_scale;
-  }
-
   __device__ StepProgress& progress(int head, int i) const {
     return counters.steps[head * (mask.length / attention_step) + i];
   }

@@ -251,7 +251,7 @@ struct Consumer {
 
   /// Leaves d_k and d_v where the tile's k and v were.
   __device__ __forceinline__ void write_tile(int m) {
-    write_keys<head_dim>(d_v, p.d_v_factor(), s.v[m], group);
+    write_keys<head_dim>(d_v, d_v_factor(p), s.v[m], group);
     sync_consumers();  // both warpgroups have read k
     write_keys<head_dim>(d_k, 1, s.k[m], group);
     fence_async_proxy();

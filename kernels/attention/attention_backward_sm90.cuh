@@ -24,11 +24,6 @@ struct Parameters {
   const float* value_factor;      ///< of d_v; null: 1
   int block_tokens, step_tokens;  ///< whose rows are a block or a step
 
-  /// By what the sums of d_v are multiplied, which have a factor `scale`.
-  __device__ __forceinline__ float d_v_factor() const {
-    return value_factor ? inverse_scale * *value_factor : inverse_scale;
-  }
-
   __device__ float* step_delta(int head, int i) const {
     return delta + static_cast<std::size_t>(head) * mask.length + i * step;
   }

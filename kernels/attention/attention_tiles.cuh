@@ -104,6 +104,12 @@ inline void require_attention(const AttentionInputs<bf16>& in, const AttentionMa
   require(reinterpret_cast<std::uintptr_t>(mask.first_key) % 16 == 0, "first_key must be aligned to 16 bytes");
 }
 
+/// By what the sums of d_v are multiplied, which have a factor `scale`, in a backward pass with these parameters.
+template <class Parameters>
+__device__ __forceinline__ float d_v_factor(const Parameters& p) {
+  return p.value_factor ? p.inverse_scale * *p.value_factor : p.inverse_scale;
+}
+
 /// A thread has columns 0, 1, 8, 9 ... (+ 2 (threadIdx.x % 4)) of a row of a fragment [16, columns]. How many of them
 /// lie before `column`.
 template <int columns>

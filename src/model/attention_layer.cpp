@@ -152,9 +152,12 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
   ops::linear_backward_weight<T>(stream, parameters_.gradient(block_name(layer, "attention_out")), d_out.d, y,
                                  d_matrices, d_out.factor);
   biases_.backward(stream, d_out.d, layer, "attention_out_bias");
+  const ops::ValueResidual<T> residual = values_.residual(a, feed.sequence, layer);
+  const ops::ValueResidualGradients<T> d_residual = values_.residual_gradients(a, layer);
+  ops::AttentionValueFactor<T> factor;
   const bool completes_values = !plan.takes_up_values && !plan.has_xsa && !plan.composes_heads;
-  ops::attention_backward<T>(stream, a.d_q, d_k, d_v, saved.y, saved.lse, a.d_heads, in, mask, a.workspace,
-                             completes_values ? values_.factor(a, layer) : ops::AttentionValueFactor<T>());
+  if (completes_values) factor = {residual.lambda, d_residual.d_lambda};
+  ops::attention_backward<T>(stream, a.d_q, d_k, d_v, saved.y, saved.lse, a.d_heads, in, mask, a.workspace, factor);
   heads_.backward_composition(stream, a, in, mask.first_key, d_k, d_v, layer);
   Mat<T> d_v_extra = heads_.value_gradient(a, layer);
   if (d_v_extra && plan.gates_value_rows) {
@@ -162,10 +165,9 @@ void AttentionLayer<T>::backward(Stream stream, const Activations<T>& a, const F
     d_v_extra = {};
   }
   values_.backward(stream, a, feed.sequence, d_v, layer);
-  ops::attention_input_backward<T>(stream, a.d_qkv, values_.residual_gradients(a, layer),
-                                   saved.qkv.col_block(0, 2 * width), saved.rstd_qk,
+  ops::attention_input_backward<T>(stream, a.d_qkv, d_residual, saved.qkv.col_block(0, 2 * width), saved.rstd_qk,
                                    saved.qkv.col_block(2 * width, width), a.d_q, d_k, completes_values ? Mat<T>() : d_v,
-                                   d_v_extra, rotary, values_.residual(a, feed.sequence, layer));
+                                   d_v_extra, rotary, residual);
   if (plan.lends_values) ops::add<T>(stream, d_v, a.d_v_first);
   biases_.backward(stream, a.d_qkv, layer, "qkv_bias");
   projection_backward(stream, a, d_matrices, layer);

@@ -87,14 +87,6 @@ ops::ValueResidualGradients<T> AttentionValues<T>::residual_gradients(const Acti
 }
 
 template <class T>
-ops::AttentionValueFactor<T> AttentionValues<T>::factor(const Activations<T>& a, int layer) const {
-  const BlockPlan& plan = a.plan[layer];
-  if (!plan.scales_values && !plan.mixes_values) return {};
-  const std::string name = block_name(layer, plan.scales_values ? "attention_factors" : "value_mix");
-  return {parameters_.scalars(name).data, parameters_.d_scalars(name).data};
-}
-
-template <class T>
 void AttentionValues<T>::backward(Stream stream, const Activations<T>& a, const DeviceSequence& sequence, Mat<T> d_v,
                                   int layer) const {
   const BlockPlan& plan = a.plan[layer];

@@ -27,8 +27,6 @@ class AttentionValues {
   /// The result of forward() for the backward pass. a.value_source has been overwritten by then and is not read.
   ops::ValueResidual<T> residual(const Activations<T>& a, const DeviceSequence& sequence, int layer) const;
   ops::ValueResidualGradients<T> residual_gradients(const Activations<T>& a, int layer) const;
-  /// Of values that take up nothing, for attention's backward pass.
-  ops::AttentionValueFactor<T> factor(const Activations<T>& a, int layer) const;
 
   /// Backward pass of a gated value embedding. From d_v [T, d], the gradient of the values that attention reads, it
   /// makes the gradients of the rows and gates, and adds to the gradients of the streams that MUDD mixes in.
