@@ -6,10 +6,10 @@ import shutil
 
 from harness import FaultTest, Job, restarted_from, small_run
 
-WAYS = {"opens": r" openat\(.* = \d+$",
-        "stats": r" newfstatat\(AT_FDCWD, .*, 0\) = 0$| (stat|statx)\(.* = 0$",
-        "checksums": r" pread64\(.*, 8, [1-9]\d*\) = 8$",  # of the only block
-        "tokens": r" pread64\(.*, 258, \d+\) = 258$"}  # of a sequence
+WAYS = {"opens": r"openat\(.* = \d+$",
+        "stats": r"newfstatat\(AT_FDCWD, .*, 0\) = 0$|(stat|statx)\(.* = 0$",
+        "checksums": r"pread64\(.*, 8, [1-9]\d*\) = 8$",  # of the only block
+        "tokens": r"pread64\(.*, 258, \d+\) = 258$"}  # of a sequence
 OPENS = 3  # to read what the shard says of itself: what the file is, what HDF5 would meet in it, HDF5
 STATS = 2  # of an open to read tokens
 
@@ -19,12 +19,14 @@ class SharedFiles(FaultTest):
         """Number of system calls of each rank on the only shard, by their purpose."""
         if shutil.which("strace") is None or Job(self.folder, None, ["keys"], ["strace", "-o", "no"]).wait() != 0:
             self.skipTest("needs strace, and the right to trace")
-        script = ("exec strace -f -qq -e trace=openat,newfstatat,stat,statx,pread64 -P data.h5 "
+        # A file for each thread (-ff): in one file, a call splits in two lines when another thread's call ends within it.
+        script = ("exec strace -ff -qq -e trace=openat,newfstatat,stat,statx,pread64 -P data.h5 "
                   "-o strace.$OMPI_COMM_WORLD_RANK \"$0\" \"$@\"")
         self.train(ranks, "train.steps=2", f"train.sequences={ranks}", "train.length=128", "validation.tokens=0",
                    "model.layers=2", wrapper=["sh", "-c", script])
-        lines = [(self.folder / f"strace.{rank}").read_text().splitlines() for rank in range(ranks)]
-        return {way: [sum(re.search(pattern, line) is not None for line in of_rank) for of_rank in lines]
+        lines = [[line for path in self.folder.glob(f"strace.{rank}.*") for line in path.read_text().splitlines()]
+                 for rank in range(ranks)]
+        return {way: [sum(re.match(pattern, line) is not None for line in of_rank) for of_rank in lines]
                 for way, pattern in WAYS.items()}
 
     def count_calls(self, ranks):
